@@ -28,7 +28,7 @@ import cloudpickle
 
 from espnet3.errors import WorkerError
 from espnet3.parallel.execute import BuiltParts
-from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardResult, ShardTask
+from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardAttempt, ShardResult
 from espnet3.parallel.worker import ShardServer, dump_result, load_result, load_server
 from espnet3.text import count, folded
 
@@ -104,7 +104,7 @@ class DaskPool:
         self._may_wait = True
         self._over: set[str] = set()
         # By place, in the order of submission: of two attempts of a worker the first one runs.
-        self._running: dict[str, tuple[Any, ShardTask]] = {}
+        self._running: dict[str, tuple[Any, ShardAttempt]] = {}
         self._positions: dict[str, int] = {}
         self._turns = itertools.count()
         # What ended; None if a worker came.
@@ -139,7 +139,7 @@ class DaskPool:
         """Return why workers are missing and what to try; empty if that is not known."""
         return self._monitor.waiting() if self._monitor else ""
 
-    def submit(self, worker: str, task: ShardTask) -> None:
+    def submit(self, worker: str, task: ShardAttempt) -> None:
         """Pin an attempt to a worker."""
         address = _worker_at(worker)
         spec = None if address in self._knows_spec else (driver_sys_path(), self._spec)

@@ -34,8 +34,8 @@ from espnet3.parallel.tasks import (
     Died,
     Failure,
     Finished,
+    ShardAttempt,
     ShardResult,
-    ShardTask,
     Stopped,
     WorkerPool,
 )
@@ -53,37 +53,37 @@ class TaskSource(Protocol):
 
     is_on_disk: bool
 
-    def take(self) -> ShardTask | None:
+    def take(self) -> ShardAttempt | None:
         """Return the next shard to run; None if there is none for us now."""
 
     def n_queued(self) -> int:
         """Return how many shards wait, here or with another driver."""
 
-    def new_attempt(self, task: ShardTask) -> str | None:
+    def new_attempt(self, task: ShardAttempt) -> str | None:
         """Return a folder for one attempt at a shard; None if there is nowhere to put one."""
 
-    def clean_up(self, task: ShardTask) -> None:
+    def clean_up(self, task: ShardAttempt) -> None:
         """Remove what an attempt may have left behind."""
 
-    def is_committed(self, task: ShardTask) -> bool:
+    def is_committed(self, task: ShardAttempt) -> bool:
         """Tell whether a shard's results are already published."""
 
-    def is_superseded(self, task: ShardTask) -> bool:
+    def is_superseded(self, task: ShardAttempt) -> bool:
         """Tell whether another owner published a shard that is running here."""
 
-    def finished(self, task: ShardTask) -> None:
+    def finished(self, task: ShardAttempt) -> None:
         """Note that a shard is done."""
 
-    def deaths(self, task: ShardTask) -> Sequence[Death]:
+    def deaths(self, task: ShardAttempt) -> Sequence[Death]:
         """Return the deaths at a shard of workers that were not ours, the oldest first."""
 
-    def died(self, task: ShardTask, death: Death) -> bool:
+    def died(self, task: ShardAttempt, death: Death) -> bool:
         """Note that a worker of ours died at a shard; tell whether it is left to other drivers."""
 
-    def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
+    def leave_to_others(self, task: ShardAttempt, failure: Failure) -> bool:
         """Leave a shard that fails on this machine to other drivers, if there are any."""
 
-    def could_not_load(self, task: ShardTask, trouble: Failure) -> bool:
+    def could_not_load(self, task: ShardAttempt, failure: Failure) -> bool:
         """Leave a shard to other drivers if they could load what it needs, and this one not."""
 
     def is_finished(self) -> bool:
@@ -120,8 +120,8 @@ class Dispatcher:
         self._on_result = on_result
         self._n_failed_before = n_failed_before
         self._on_turn = on_turn
-        self._again: deque[ShardTask] = deque()
-        self._running: dict[str, ShardTask] = {}
+        self._again: deque[ShardAttempt] = deque()
+        self._running: dict[str, ShardAttempt] = {}
         self._deaths: dict[int, ShardDeaths] = {}
         self._failures: dict[int, Failure] = {}
         self._watch = _StallWatch(policy.item_timeout)
@@ -159,7 +159,7 @@ class Dispatcher:
                 raise WorkerError(no_worker_message(self._policy, self._pool.waiting()))
 
     @property
-    def running(self) -> dict[str, ShardTask]:
+    def running(self) -> dict[str, ShardAttempt]:
         """The task of each busy worker."""
         return dict(self._running)
 
@@ -199,7 +199,7 @@ class Dispatcher:
             self._watch.begin(worker)
             self._pool.submit(worker, task)
 
-    def _take(self) -> ShardTask | None:
+    def _take(self) -> ShardAttempt | None:
         """Take a shard from the source, with what follows from earlier deaths at it."""
         task = self._source.take()
         if task is None:
@@ -209,7 +209,7 @@ class Dispatcher:
             (task,) = self._after_death(task, death)
         return task
 
-    def _deaths_at(self, task: ShardTask) -> ShardDeaths:
+    def _deaths_at(self, task: ShardAttempt) -> ShardDeaths:
         return self._deaths.setdefault(task.shard, ShardDeaths())
 
     def _drop_superseded(self) -> None:
@@ -240,7 +240,7 @@ class Dispatcher:
         self._source.finished(result.task)
         self._on_result(result)
 
-    def _stop_or_skip(self, stopped: Stopped, task: ShardTask) -> None:
+    def _stop_or_skip(self, stopped: Stopped, task: ShardAttempt) -> None:
         if stopped.kind == "lost":
             self._try_again(stopped, task)
             return
@@ -256,7 +256,7 @@ class Dispatcher:
         # will do better.
         self._give_up_on(stopped.failure, task)
 
-    def _leave_machine(self, stopped: Stopped, task: ShardTask) -> None:
+    def _leave_machine(self, stopped: Stopped, task: ShardAttempt) -> None:
         """Try again, elsewhere if one can; a machine that fails often may fail for the item."""
         known = self._deaths_at(task)
         # Counted apart from deaths: a bad GPU must not use up the retries of an item.
@@ -270,10 +270,10 @@ class Dispatcher:
         is_item = known.machines >= self._policy.retries
         self._again.append(replace(task, blames_item=is_item))
 
-    def _give_up_on(self, failure: Failure, task: ShardTask) -> None:
+    def _give_up_on(self, failure: Failure, task: ShardAttempt) -> None:
         self._again.append(self._without(failure, task))
 
-    def _without(self, failure: Failure, task: ShardTask) -> ShardTask:
+    def _without(self, failure: Failure, task: ShardAttempt) -> ShardAttempt:
         self._note(failure)
         return replace(task, skip={**task.skip, failure.position: failure})
 
@@ -314,7 +314,7 @@ class Dispatcher:
         if not is_left:
             self._again.extend(self._after_death(task, death))
 
-    def _is_committed(self, task: ShardTask) -> bool:
+    def _is_committed(self, task: ShardAttempt) -> bool:
         """Tell whether the shard is committed by any owner; if so, it is done."""
         if not self._source.is_committed(task):
             return False
@@ -322,7 +322,7 @@ class Dispatcher:
         self._source.finished(task)
         return True
 
-    def _try_again(self, stopped: Stopped, task: ShardTask) -> None:
+    def _try_again(self, stopped: Stopped, task: ShardAttempt) -> None:
         """Another driver took the attempt away: take what it made of the shard, or run it again."""
         if self._is_committed(task):
             return
@@ -339,10 +339,10 @@ class Dispatcher:
             # die forever.
             raise EarlyDeaths(dies_at_once(event))
 
-    def _after_death(self, task: ShardTask, death: Death) -> list[ShardTask]:
+    def _after_death(self, task: ShardAttempt, death: Death) -> list[ShardAttempt]:
         """Return what to run after a death: the same, with a batch halved, or without an item."""
         verdict = self._deaths_at(task).judge(death.position, task, self._policy.retries)
-        if verdict.kind == "again":
+        if verdict.kind == "retry":
             return [task]
         if verdict.kind == "halve":
             start, stop = verdict.start, verdict.stop
@@ -354,7 +354,7 @@ class Dispatcher:
             return [self._without(self._failure(verdict, task, death), task)]
         return self._divide(task, death)
 
-    def _failure(self, verdict: Verdict, task: ShardTask, death: Death) -> Failure:
+    def _failure(self, verdict: Verdict, task: ShardAttempt, death: Death) -> Failure:
         """Return what to say of an item that kills its worker, unless the run ends with it."""
         index = task.items[verdict.start - task.start]
         error = f"the worker died on this item, {count(verdict.times, 'time')}: {death.reason}"
@@ -365,7 +365,7 @@ class Dispatcher:
             raise ItemError(describe_failure(failure) + skip_advice(self._policy))
         return failure
 
-    def _divide(self, task: ShardTask, death: Death) -> list[ShardTask]:
+    def _divide(self, task: ShardAttempt, death: Death) -> list[ShardAttempt]:
         """Without a position, halve the task itself; possible where results are in memory."""
         is_in_items = death.position is not None and death.position[0] < task.stop
         if self._source.is_on_disk or is_in_items:
@@ -394,7 +394,7 @@ class _StallWatch:
         """Note that a worker begins an attempt."""
         self._last[worker] = (-1, time.monotonic())
 
-    def look(self, pool: WorkerPool, running: dict[str, ShardTask]) -> None:
+    def look(self, pool: WorkerPool, running: dict[str, ShardAttempt]) -> None:
         """Compare positions with those of the last look."""
         now = time.monotonic()
         for worker, position in pool.positions().items():
@@ -405,7 +405,7 @@ class _StallWatch:
                 self._judge(pool, worker, running[worker], position, now - since)
 
     def _judge(
-        self, pool: WorkerPool, worker: str, task: ShardTask, position: int, seconds: float
+        self, pool: WorkerPool, worker: str, task: ShardAttempt, position: int, seconds: float
     ) -> None:
         if self._item_timeout is not None and seconds > self._item_timeout:
             pool.kill(worker, f"no item was finished in {self._item_timeout:g} s (item_timeout)")

@@ -58,8 +58,8 @@ from espnet3.parallel.tasks import (
     PoolWorker,
     RunnerHooks,
     RunSpec,
+    ShardAttempt,
     ShardResult,
-    ShardTask,
     WorkerPool,
     failure_record,
 )
@@ -464,12 +464,12 @@ def run_in_memory(
     return results
 
 
-def _tasks(plan: Plan, items: "Items") -> list[ShardTask]:
+def _tasks(plan: Plan, items: "Items") -> list[ShardAttempt]:
     tasks = []
     for shard in plan.order:
         start, stop = plan.bounds[shard : shard + 2]
         edges = batch_edges(plan.batches.edges, start, stop) if plan.batches else None
-        tasks.append(ShardTask(shard, start, items[start:stop], edges=edges))
+        tasks.append(ShardAttempt(shard, start, items[start:stop], edges=edges))
     return tasks
 
 
@@ -516,12 +516,12 @@ class MemorySource:
 
     is_on_disk = False
 
-    def __init__(self, tasks: Iterable[ShardTask], *, scratch: bool) -> None:
+    def __init__(self, tasks: Iterable[ShardAttempt], *, scratch: bool) -> None:
         self._tasks = deque(tasks)
         self._names = itertools.count()
         self._scratch = tempfile.TemporaryDirectory(prefix="espnet3-") if scratch else None
 
-    def take(self) -> ShardTask | None:
+    def take(self) -> ShardAttempt | None:
         """Return the next shard."""
         return self._tasks.popleft() if self._tasks else None
 
@@ -529,7 +529,7 @@ class MemorySource:
         """Return how many shards wait."""
         return len(self._tasks)
 
-    def new_attempt(self, task: ShardTask) -> str | None:
+    def new_attempt(self, task: ShardAttempt) -> str | None:
         """Return a scratch folder in which workers of this machine note their position."""
         if self._scratch is None:
             return None
@@ -537,16 +537,16 @@ class MemorySource:
         folder.mkdir()
         return str(folder)
 
-    def clean_up(self, task: ShardTask) -> None:
+    def clean_up(self, task: ShardAttempt) -> None:
         """Remove the scratch folder of an attempt."""
         if task.attempt:
             discard_attempt(Path(task.attempt))
 
-    def is_committed(self, task: ShardTask) -> bool:
+    def is_committed(self, task: ShardAttempt) -> bool:
         """Return False: what was in a dead worker's memory is lost."""
         return False
 
-    def finished(self, task: ShardTask) -> None:
+    def finished(self, task: ShardAttempt) -> None:
         """Do nothing: the results are with the caller."""
 
     def is_finished(self) -> bool:
@@ -557,23 +557,23 @@ class MemorySource:
         """Return False: memory is not shared."""
         return False
 
-    def deaths(self, task: ShardTask) -> Sequence[Death]:
+    def deaths(self, task: ShardAttempt) -> Sequence[Death]:
         """Return none: the dispatcher knows all."""
         return ()
 
-    def died(self, task: ShardTask, death: Death) -> bool:
+    def died(self, task: ShardAttempt, death: Death) -> bool:
         """Return False: it is tried again."""
         return False
 
-    def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
+    def leave_to_others(self, task: ShardAttempt, failure: Failure) -> bool:
         """Return False: another worker of the same driver may have more luck."""
         return False
 
-    def could_not_load(self, task: ShardTask, trouble: Failure) -> bool:
+    def could_not_load(self, task: ShardAttempt, failure: Failure) -> bool:
         """Return False: the user is present and can fix it."""
         return False
 
-    def is_superseded(self, task: ShardTask) -> bool:
+    def is_superseded(self, task: ShardAttempt) -> bool:
         """Return False: no other process could run it."""
         return False
 

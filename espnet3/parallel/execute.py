@@ -24,8 +24,8 @@ from espnet3.parallel.tasks import (
     Cells,
     Failure,
     RunSpec,
+    ShardAttempt,
     ShardResult,
-    ShardTask,
     Stopped,
     bind,
     digests_of,
@@ -49,7 +49,7 @@ from espnet3.shards.manifest import read_run_id
 
 logger = logging.getLogger(__name__)
 _ODD_RESULTS = 2
-_TROUBLE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
+_MACHINE_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.ESTALE}
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class AttemptOutcome:
 class MemorySink:
     """Keeps results with their positions."""
 
-    def __init__(self, task: ShardTask) -> None:
+    def __init__(self, task: ShardAttempt) -> None:
         self.results: list[tuple[int, Any]] | None = []
         self.done: Done | None = None
         self._position = Position(Path(task.attempt)) if task.attempt else None
@@ -96,7 +96,7 @@ class MemorySink:
 class FolderSink:
     """Writes results with the runner's hooks into a folder of its own, then commits it."""
 
-    def __init__(self, spec: RunSpec, env: dict[str, Any], task: ShardTask) -> None:
+    def __init__(self, spec: RunSpec, env: dict[str, Any], task: ShardAttempt) -> None:
         assert spec.run_dir is not None
         self.results: list[tuple[int, Any]] | None = None
         self.done: Done | None = None
@@ -188,7 +188,7 @@ class FolderSink:
 Sink = MemorySink | FolderSink
 
 
-def open_sink(spec: RunSpec, env: dict[str, Any], task: ShardTask) -> Sink:
+def open_sink(spec: RunSpec, env: dict[str, Any], task: ShardAttempt) -> Sink:
     """Return the sink that the run asks for."""
     return MemorySink(task) if spec.run_dir is None else FolderSink(spec, env, task)
 
@@ -251,7 +251,7 @@ class ShardLoop:
         self._attempt: _Attempt | None = None
         self._secrets: frozenset[str] | None = None
 
-    def run(self, task: ShardTask, *, load_seconds: float = 0.0) -> ShardResult:
+    def run(self, task: ShardAttempt, *, load_seconds: float = 0.0) -> ShardResult:
         """Run an attempt to its end, commit it, and tell how it went."""
         self._attempt = _Attempt(self, task)
         try:
@@ -283,7 +283,7 @@ class _GiveUp(Exception):
 
 
 class _Attempt:
-    def __init__(self, loop: ShardLoop, task: ShardTask) -> None:
+    def __init__(self, loop: ShardLoop, task: ShardAttempt) -> None:
         self._spec, self._env, self._log, self._task = loop.spec, loop.env, loop.log, task
         self._forward, self._secrets = loop.forward, loop.secrets
         self._failures: list[Failure] = []
@@ -296,7 +296,7 @@ class _Attempt:
         try:
             sink = open_sink(self._spec, self._env, self._task)
         except Exception as error:
-            kind = _trouble_with(self._spec.run_dir, error) or "provider"
+            kind = _kind_of_machine_error(self._spec.run_dir, error) or "provider"
             return self._stopped(Stopped(kind, self._failure(error, self._task.start), error))
         self.cells = sink.cells
         try:
@@ -380,7 +380,7 @@ class _Attempt:
         """Tell whether to try the halves of a failed batch; if not, it is given up on."""
         can_help = is_memory or self._spec.skip_errors
         is_hopeless = isinstance(error, ProviderError) or (
-            not self._task.blames_item and is_machine_trouble(error, self._spec.run_dir)
+            not self._task.blames_item and is_machine_error(error, self._spec.run_dir)
         )
         if len(batch) == 1 or not can_help or is_hopeless:
             self._give_up_on(batch[0], error, batch)
@@ -403,7 +403,7 @@ class _Attempt:
         failure = self._failure(error, position, batch)
         if isinstance(error, ProviderError):
             raise _GiveUp(Stopped("provider", failure, error))
-        if not self._task.blames_item and is_machine_trouble(error, self._spec.run_dir):
+        if not self._task.blames_item and is_machine_error(error, self._spec.run_dir):
             raise _GiveUp(Stopped("machine", failure, error))
         if not self._spec.skip_errors:
             # A wrong setting fails with every item: skipping this one gains nothing.
@@ -438,12 +438,12 @@ class _Attempt:
         return found
 
 
-def _kind_of(error: Exception, sink: Sink, task: ShardTask, spec: RunSpec) -> str:
+def _kind_of(error: Exception, sink: Sink, task: ShardAttempt, spec: RunSpec) -> str:
     """Tell what an error outside `forward` is about: the folder, the disk, us, or the record."""
     if sink.is_lost(error):
         return "lost"
-    if trouble := _trouble_with(spec.run_dir, error):
-        return trouble
+    if kind := _kind_of_machine_error(spec.run_dir, error):
+        return kind
     if isinstance(error, ConfigError) and (not spec.skip_errors or _is_usual(error, task)):
         return "config"
     # Behind the last item the writers are closed: without this item or that it would fail again.
@@ -453,13 +453,13 @@ def _kind_of(error: Exception, sink: Sink, task: ShardTask, spec: RunSpec) -> st
     return "write"
 
 
-def _is_usual(error: Exception, task: ShardTask) -> bool:
+def _is_usual(error: Exception, task: ShardAttempt) -> bool:
     """Tell whether two results before failed alike: each costs a new attempt at the shard."""
     before = [failure for failure in task.skip.values() if failure.error.endswith(str(error))]
     return len(before) >= _ODD_RESULTS
 
 
-def _trouble_with(run_dir: str | None, error: Exception) -> str | None:
+def _kind_of_machine_error(run_dir: str | None, error: Exception) -> str | None:
     """Tell whether this node cannot reach the run folder, or no node can write there."""
     if run_dir is not None and is_of_node(error, run_dir):
         return "node"
@@ -480,7 +480,7 @@ def _refuse_interrupt(error: BaseException, pid: int) -> BaseException:
     return error
 
 
-def _batches(task: ShardTask, batch_size: int | None) -> Iterator[list[int]]:
+def _batches(task: ShardAttempt, batch_size: int | None) -> Iterator[list[int]]:
     """Yield the positions of each batch, without skipped ones and cut where the task says."""
     by_number = range(task.start, task.stop, batch_size or 1)
     planned = by_number if task.edges is None else task.edges
@@ -492,13 +492,13 @@ def _batches(task: ShardTask, batch_size: int | None) -> Iterator[list[int]]:
             yield batch
 
 
-def is_machine_trouble(error: BaseException, run_dir: str | None) -> bool:
+def is_machine_error(error: BaseException, run_dir: str | None) -> bool:
     """Tell whether an error of the user's code says that a disk of this machine is full or broken.
 
     The run folder is no part of the machine: all workers share it, and another one would find it
     as full. Errors of `write` name no file; they are taken to be about the machine.
     """
-    if not isinstance(error, OSError) or error.errno not in _TROUBLE:
+    if not isinstance(error, OSError) or error.errno not in _MACHINE_ERRNOS:
         return False
     if run_dir is None or not isinstance(error.filename, str | bytes | os.PathLike):
         return True

@@ -31,16 +31,16 @@ from espnet3.errors import (
     WorkerError,
 )
 from espnet3.io.shared_files import is_there
-from espnet3.parallel.signals import Interruption, LeaveRun
-from espnet3.parallel.tasks import Died, Failure, ShardTask, Stopped
+from espnet3.parallel.signals import Interruption, ReleaseClaims
+from espnet3.parallel.tasks import Died, Failure, ShardAttempt, Stopped
 from espnet3.shards.commit import Done, discard_attempt, find_position
 from espnet3.shards.layout import origin_of_attempt, shard_of_attempt
 from espnet3.shards.lease import TIMEOUT, Lease, find_owner, owner_path
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.merge import read_coverage
 from espnet3.shards.records import (
+    CrashNote,
     DeathKind,
-    DeathNote,
     RecordPaths,
     StopMark,
     WorkerRecord,
@@ -102,7 +102,7 @@ class FaultPolicy:
         return f"set {override}" if line == override else f"type: {line}"
 
 
-def keeps_dying(task: ShardTask, event: Death) -> str:
+def keeps_dying(task: ShardAttempt, event: Death) -> str:
     """Say that a shard's workers die at no particular item."""
     log = f" Log: {event.log}" if event.log else ""
     return (
@@ -200,9 +200,9 @@ def dies_at_once(event: Died) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Decision after a death: `again`, `halve` the batch, blame the `item`, or `give up`."""
+    """Decision after a death: `retry`, `halve` the batch, blame the `item`, or `give up`."""
 
-    kind: Literal["again", "halve", "item", "give up"]
+    kind: Literal["retry", "halve", "item", "give up"]
     start: int = -1
     stop: int = -1
     times: int = 0
@@ -216,14 +216,14 @@ class ShardDeaths:
     blamed: Counter[Position] = field(default_factory=Counter)
     is_isolating: bool = False
     machines: int = 0
-    """Attempts that ended with trouble of their machine."""
+    """Attempts that ended with a machine error."""
 
-    def judge(self, position: Position | None, task: ShardTask, retries: int) -> Verdict:
+    def judge(self, position: Position | None, task: ShardAttempt, retries: int) -> Verdict:
         """Count a death, and decide what to do next."""
         self.deaths += 1
         # At the end of the task the writers are being closed: no item is to blame.
         if position is None or position[0] >= task.stop:
-            return Verdict("again" if self.deaths <= retries else "give up")
+            return Verdict("retry" if self.deaths <= retries else "give up")
         self.blamed[position] += 1
         times = self.blamed[position]
         start, stop = position[0], min(position[1], task.stop)
@@ -231,7 +231,7 @@ class ShardDeaths:
         if times <= retries and not self.is_isolating:
             # Deaths at ever new positions point to no item, and retrying would never end.
             is_hopeless = self.deaths > 3 * (retries + 1)
-            return Verdict("give up" if is_hopeless else "again", times=times)
+            return Verdict("give up" if is_hopeless else "retry", times=times)
         if stop - start > 1:
             self.is_isolating = True
             return Verdict("halve", start, stop, times)
@@ -253,7 +253,7 @@ def forget_deaths(root: Path, shards: Collection[int] | None = None, *, owner_id
                 os.rename(path, path.with_name(path.name + _FORGOTTEN))
 
 
-def record_deaths(root: Path, attempts: Iterable[Path], lease: Lease) -> list[DeathNote]:
+def record_deaths(root: Path, attempts: Iterable[Path], lease: Lease) -> list[CrashNote]:
     """Note the deaths of workers that left these attempts behind, and remove the attempts.
 
     Those of living workers stay. The note comes first: without it the batch would be forgotten.
@@ -289,7 +289,7 @@ def _may_be_alive(lease: Lease, owner_id: str, attempt: Path) -> bool:
 
 def _note_of(
     root: Path, attempt: Path, owner_id: str, began: int, lease: Lease
-) -> DeathNote | None:
+) -> CrashNote | None:
     shard = shard_of_attempt(attempt.name)
     # Another worker may have noted it, and removed it, since the folder was listed.
     if shard is None or not is_there(attempt):
@@ -306,7 +306,7 @@ def _note_of(
     who = f"{worker.host}:{worker.pid}" if worker else f"worker {owner_id}"
     job = f" (job {worker.job_id})" if worker and worker.job_id else ""
     how = "was ended at its walltime" if kind == "walltime" else "vanished without a word"
-    return DeathNote(
+    return CrashNote(
         shard,
         worker.host if worker else "",
         f"{who}{job} {how}",
@@ -347,7 +347,7 @@ def _last_change(attempt: Path) -> float:
     return last
 
 
-def deaths_at(notes: Iterable[DeathNote], root: Path) -> list[Death]:
+def deaths_at(notes: Iterable[CrashNote], root: Path) -> list[Death]:
     """Return the notes from which follows what item is to blame, in the dispatcher's words."""
     deaths = []
     for note in notes:
@@ -359,7 +359,7 @@ def deaths_at(notes: Iterable[DeathNote], root: Path) -> list[Death]:
 
 
 def avoided_nodes(
-    root: Path, manifest: Manifest, notes: Iterable[DeathNote], now: float
+    root: Path, manifest: Manifest, notes: Iterable[CrashNote], now: float
 ) -> dict[str, str]:
     """Return the nodes to avoid, each with the reason.
 
@@ -378,7 +378,7 @@ def avoided_nodes(
 
 
 def judge_nodes(
-    notes: Iterable[DeathNote], committed: Iterable[Done], now: float
+    notes: Iterable[CrashNote], committed: Iterable[Done], now: float
 ) -> dict[str, str]:
     """Return the nodes where several shards died and none was done since, but was elsewhere.
 
@@ -387,7 +387,7 @@ def judge_nodes(
     last: dict[str, float] = {}
     for done in committed:
         last[done.host] = max(last.get(done.host, 0.0), done.finished)
-    by_host: dict[str, list[DeathNote]] = {}
+    by_host: dict[str, list[CrashNote]] = {}
     for note in notes:
         is_recent = note.time > max(now - MEMORY_SECONDS, last.get(note.host, 0.0))
         if note.kind != "walltime" and is_recent and note.host:
@@ -402,7 +402,7 @@ def judge_nodes(
     return bad
 
 
-def _why(notes: list[DeathNote], shards: list[int]) -> str:
+def _why(notes: list[CrashNote], shards: list[int]) -> str:
     shown = ", ".join(map(str, shards[:5])) + (", ..." if len(shards) > 5 else "")
     latest = max(notes, key=lambda note: note.time)
     return (
@@ -464,21 +464,21 @@ def check_stop(root: Path) -> None:
     """Let a detached worker continue only if the run was not stopped.
 
     Raises:
-        LeaveRun: with the reason.
+        ReleaseClaims: with the reason.
     """
     mark = read_stop(RecordPaths(root))
     if mark is not None:
         raise stopped_by(mark)
 
 
-def stopped_by(mark: StopMark) -> LeaveRun:
+def stopped_by(mark: StopMark) -> ReleaseClaims:
     """Return what ends a worker of a run that was stopped."""
     by = f" by {mark.by}" if mark.by else ""
     reason = f"the run was {'cancelled' if mark.kind == 'cancelled' else 'stopped'}{by}"
     code = 0 if mark.kind == "cancelled" else 1
     # Without a reason the mark only says that the run was cancelled, which is said already.
     why = "" if reason.endswith(mark.reason) else f": {mark.reason}"
-    return LeaveRun(f"{reason}{why}", code=code, ends_all=False)
+    return ReleaseClaims(f"{reason}{why}", code=code, ends_all=False)
 
 
 def refuse_cancelled(root: Path) -> None:

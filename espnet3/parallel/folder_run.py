@@ -27,7 +27,7 @@ from espnet3.io.shared_files import (
     unreachable,
 )
 from espnet3.parallel.faults import record_deaths
-from espnet3.parallel.signals import LeaveRun
+from espnet3.parallel.signals import ReleaseClaims
 from espnet3.shards.accounting import cost_facts
 from espnet3.shards.commit import (
     SETTLE_SECONDS,
@@ -510,14 +510,14 @@ class Merger:
             stands_by: tells whether to wait at all while another one merges.
 
         Raises:
-            LeaveRun: if others merge, and enough wait in case that they die.
+            ReleaseClaims: if others merge, and enough wait in case that they die.
         """
         pause = _FIRST_PAUSE
         while (answer := self.answer()) is None:
             if self._lease.claim("merge"):
                 return self._late_answer()
             if stands_by is not None and not stands_by():
-                raise LeaveRun("nothing to take: another worker is merging", ends_all=False)
+                raise ReleaseClaims("nothing to take: another worker is merging", ends_all=False)
             on_turn()
             # At random: all processes began to wait for the merge at the same moment.
             time.sleep(pause * random.uniform(0.7, 1.3))

@@ -22,7 +22,7 @@ from espnet3.parallel.tasks import (
     Finished,
     PoolWorker,
     RunSpec,
-    ShardTask,
+    ShardAttempt,
     WorkerPool,
     check_size,
     describe_error,
@@ -288,13 +288,13 @@ class InlinePool:
         env = check_env(_build(spec, self._parts), "build_env_local()")
         self._load_seconds = time.monotonic() - begin
         self._loop = ShardLoop(spec, env)
-        self._task: ShardTask | None = None
+        self._task: ShardAttempt | None = None
 
     def idle(self) -> list[str]:
         """Return this process, unless it has an attempt to run."""
         return [] if self._task else [_NAME]
 
-    def submit(self, worker: str, task: ShardTask) -> None:
+    def submit(self, worker: str, task: ShardAttempt) -> None:
         """Keep the attempt for the next `poll`."""
         self._task = task
 
@@ -411,11 +411,11 @@ def _close_cluster(cluster: Any, kind: type[BaseException] | None) -> None:
     """Close a cluster, or say what is left of it: the results are more important than its end."""
     is_interrupted = kind is not None and issubclass(kind, RunInterrupted)
     seconds = min(CLOSE_SECONDS, INTERRUPTED_CLOSE_SECONDS) if is_interrupted else CLOSE_SECONDS
-    trouble = _close_within(seconds, cluster.close)
-    if trouble:
+    problem = _close_within(seconds, cluster.close)
+    if problem:
         describe = getattr(cluster, "left_behind", None)  # of those that know
         left = describe() if describe else "Its workers may still run."
-        logger.warning("The cluster of the run was not closed: %s. %s", trouble, left)
+        logger.warning("The cluster of the run was not closed: %s. %s", problem, left)
 
 
 def _close_within(seconds: float, close: Callable[[], object]) -> str:
@@ -425,13 +425,13 @@ def _close_within(seconds: float, close: Callable[[], object]) -> str:
     """
     from espnet3.logs import quiet
 
-    troubles: list[str] = []
+    problems: list[str] = []
 
     def run() -> None:
         try:
             close()
         except Exception as error:
-            troubles.append(f"{type(error).__name__}: {folded(error)}")
+            problems.append(f"{type(error).__name__}: {folded(error)}")
 
     thread = threading.Thread(target=run, name="close", daemon=True)  # must not hold up the exit
     # That workers leave is what was asked for, also those that are just connecting: to Tornado, a
@@ -441,7 +441,7 @@ def _close_within(seconds: float, close: Callable[[], object]) -> str:
         thread.join(seconds)
     if thread.is_alive():
         return f"it did not end within {seconds:g} s"
-    return troubles[0] if troubles else ""
+    return problems[0] if problems else ""
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from typing import Any, NoReturn, Protocol
 
 import cloudpickle
 
-from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardTask
+from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardAttempt
 from espnet3.parallel.worker import load_result
 from espnet3.schedulers import node_name
 from espnet3.shards.lease import start_time
@@ -121,7 +121,7 @@ class ProcessPool:
         """Return the workers without an attempt; a starting one may be given its first."""
         return [name for name, worker in self._workers.items() if worker.task is None]
 
-    def submit(self, worker: str, task: ShardTask) -> None:
+    def submit(self, worker: str, task: ShardAttempt) -> None:
         """Send an attempt to a worker; if it has died meanwhile, `poll` will tell."""
         self._workers[worker].submit(task)
 
@@ -278,7 +278,7 @@ class _Worker:
         theirs.close()
         self.name = f"{rank} (pid {self.process.pid})"
         self.connection = Connection(ours.detach())
-        self.task: ShardTask | None = None
+        self.task: ShardAttempt | None = None
         self.position = -1
         self._last_sign = time.monotonic()
         self._killed_for: str | None = None
@@ -295,7 +295,7 @@ class _Worker:
             self._send(cloudpickle.dumps(self.log))
         self._send(spec)
 
-    def submit(self, task: ShardTask) -> None:
+    def submit(self, task: ShardAttempt) -> None:
         self.task = task
         self.position = -1
         self._send(cloudpickle.dumps(task))

@@ -24,7 +24,7 @@ from espnet3 import logs
 from espnet3.errors import WorkerError
 from espnet3.parallel.dask_pool import MissingWorkers, driver_sys_path
 from espnet3.parallel.execute import BuiltParts
-from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardResult, ShardTask
+from espnet3.parallel.tasks import Died, Event, Finished, PoolWorker, ShardAttempt, ShardResult
 from espnet3.parallel.worker import (
     ShardServer,
     dump_result,
@@ -114,7 +114,7 @@ class RayPool:
         """Return the workers that have started and have no attempt."""
         return [name for name, worker in self._workers.items() if worker.task is None]
 
-    def submit(self, worker: str, task: ShardTask) -> None:
+    def submit(self, worker: str, task: ShardAttempt) -> None:
         """Send an attempt to a worker; if it has died meanwhile, `poll` will tell."""
         actor = self._workers[worker]
         actor.begin(task)
@@ -269,13 +269,13 @@ class _Actor:
         self.host = ""
         self.pid = 0
         self.log = ""
-        self.task: ShardTask | None = None
+        self.task: ShardAttempt | None = None
         self.position = -1
         self.is_asked = False
         self.last_sign = time.monotonic()
         self.killed_for = ""
 
-    def begin(self, task: ShardTask) -> None:
+    def begin(self, task: ShardAttempt) -> None:
         self.task, self.position = task, -1
         # An idle worker is not asked, so that its last sign may be old.
         self.last_sign = time.monotonic()
@@ -316,7 +316,7 @@ class RayWorker:
 
     def run(self, data: bytes) -> bytes:
         """Run an attempt; return the pickled `ShardResult`."""
-        task: ShardTask = cloudpickle.loads(data)
+        task: ShardAttempt = cloudpickle.loads(data)
         if self._server is None:
             loaded = load_server(self._spec, task, self._parts, log=self._log)
             if isinstance(loaded, ShardResult):

@@ -29,8 +29,8 @@ from espnet3.parallel.faults import (
     too_many_message,
 )
 from espnet3.parallel.folder_run import count_failed
-from espnet3.parallel.signals import EndSignals, LeaveRun
-from espnet3.parallel.tasks import Failure, ShardResult, ShardTask
+from espnet3.parallel.signals import EndSignals, ReleaseClaims
+from espnet3.parallel.tasks import Failure, ShardAttempt, ShardResult
 from espnet3.schedulers import Scheduler, possible_schedulers, scheduler_of
 from espnet3.shards.commit import Done, attempts, discard_attempt, read_done, read_position
 from espnet3.shards.layout import backup_name
@@ -39,8 +39,8 @@ from espnet3.shards.manifest import Manifest
 from espnet3.shards.open_shards import OpenShards, Pace
 from espnet3.shards.plan import batch_edges
 from espnet3.shards.records import (
+    CrashNote,
     DeathKind,
-    DeathNote,
     OwnRecord,
     RecordPaths,
     read_deaths,
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 # When nothing is free, a look takes some ten operations: less than one a second.
-_FIRST_PAUSE, _MAX_PAUSE = 0.5, 15.0
-_TROUBLE_PAUSE, _MAX_TROUBLE_PAUSE = 2.0, 30.0
-_MIN_PATIENCE, _MAX_PATIENCE = 600.0, 3600.0
+_FIRST_BACKOFF, _MAX_BACKOFF = 0.5, 15.0
+_MACHINE_BACKOFF, _MAX_MACHINE_BACKOFF = 2.0, 30.0
+_MIN_FOR_OTHERS, _MAX_FOR_OTHERS = 600.0, 3600.0
 _ELSEWHERE_SECONDS = 10.0
 _HERE_SECONDS, _MAX_HERE_SECONDS = 5.0, 60.0
 _NODE_SECONDS = 60.0
@@ -88,7 +88,7 @@ class ShardQueue:
         policy: what the run puts up with.
         signals: what may ask a detached worker to end; None for a driver.
         walltime: until when a detached worker may work.
-        is_patient: whether a detached worker waits for shards in other hands.
+        is_patient: whether a detached worker waits for shards claimed by others.
     """
 
     is_on_disk = True
@@ -116,14 +116,14 @@ class ShardQueue:
         self.pace = Pace(manifest)
         """How long shards take."""
         self._begun: dict[int, float] = {}
-        self._notes: list[DeathNote] = []
+        self._notes: list[CrashNote] = []
         self._backups: set[int] = set()
         self._avoided: dict[int, float] = {}
         self._next_look = self._next_node_look = 0.0
-        self._pause = _FIRST_PAUSE
+        self._backoff = _FIRST_BACKOFF
         self._standby = ""
-        self._n_troubles = self._n_taken = self._n_own_items = self._n_miscounted = 0
-        self._had_trouble = self._is_loaded = self._is_waiting = False
+        self._n_machine_errors = self._n_taken = self._n_own_items = self._n_miscounted = 0
+        self._had_machine_error = self._is_loaded = self._is_waiting = False
 
     def prepare(self) -> None:
         """Learn from what is there: what dead workers left, and how long shards take.
@@ -151,7 +151,7 @@ class ShardQueue:
         return self._board.is_complete()
 
     def is_waiting(self) -> bool:
-        """Tell whether what is left is in other hands; a detached worker decides that itself."""
+        """Tell whether what is left is claimed by others; a detached worker decides that itself."""
         return self._is_waiting or not self._is_driver
 
     def n_queued(self) -> int:
@@ -164,11 +164,11 @@ class ShardQueue:
 
     # Taking
 
-    def take(self) -> ShardTask | None:
+    def take(self) -> ShardAttempt | None:
         """Claim the next shard, with what is known of it; None if there is none for us now.
 
         Raises:
-            LeaveRun: if there will be none for this worker.
+            ReleaseClaims: if there will be none for this worker.
             ResourceError: if what is left fits into no worker's time.
         """
         shard = self._next()
@@ -185,7 +185,7 @@ class ShardQueue:
             self._leave(shard, _ELSEWHERE_SECONDS)
             return None
         start, stop = self._manifest.bounds[shard : shard + 2]
-        return ShardTask(
+        return ShardAttempt(
             shard,
             start,
             self._items[start:stop],
@@ -206,11 +206,11 @@ class ShardQueue:
             shard = self._second_look()
         if shard is None:
             # Many workers may have begun to wait in the same moment.
-            self._next_look = time.monotonic() + self._pause * random.uniform(0.7, 1.3)
+            self._next_look = time.monotonic() + self._backoff * random.uniform(0.7, 1.3)
             # Growing: a thousand waiting workers must not keep the file server busy.
-            self._pause = min(self._pause * 1.5, _MAX_PAUSE)
+            self._backoff = min(self._backoff * 1.5, _MAX_BACKOFF)
             return None
-        self._pause, self._is_waiting = _FIRST_PAUSE, False
+        self._backoff, self._is_waiting = _FIRST_BACKOFF, False
         self._n_taken += 1
         self._leave_standby()
         return shard
@@ -243,26 +243,27 @@ class ShardQueue:
         left = self._walltime.left()
         is_first = not self._n_taken and left > self._walltime.usable / 2  # it was slow to start
         if not is_first and not self._walltime.is_fresh():
-            raise LeaveRun(f"none of {len(free)} shards fits into the {max(left, 0):.0f} s left")
+            seconds = f"{max(left, 0):.0f} s"
+            raise ReleaseClaims(f"none of {len(free)} shards fits into the {seconds} left")
         hopeful = [shard for shard in free if not self.pace.is_hopeless(shard)]
         if hopeful:
             shortest = min(hopeful, key=lambda s: self.pace.needed(s, is_loaded=self._is_loaded))
             # Through `take`, because only making the claim tells whether it is still free.
             return self._board.take(lambda shard: shard == shortest)
         if self._board.in_hands():
-            raise LeaveRun(f"{len(free)} shards exceed the walltime; other workers continue")
+            raise ReleaseClaims(f"{len(free)} shards exceed the walltime; other workers continue")
         raise ResourceError(too_long(self._root, self.pace, free[0], self._walltime))
 
     def _help_others(self) -> int | None:
-        """Run the slowest shard in other hands a second time, or wait until one is given back."""
+        """Back up the slowest shard of others, or wait until one is released."""
         n_left = self._board.n_left()
-        left = f"{count(n_left, 'shard')} {'is' if n_left == 1 else 'are'} in other hands"
+        left = f"{count(n_left, 'shard')} {'is' if n_left == 1 else 'are'} claimed by others"
         if not self._is_patient:
-            raise LeaveRun(f"nothing to take: {left}", ends_all=False)
+            raise ReleaseClaims(f"nothing to take: {left}", ends_all=False)
         # A frozen node is noticed only after a minute; a backup attempt makes up for it (ADR 18).
         backup = self._take_backup()
         if backup is None and not self._is_driver and not self.stands_by():
-            raise LeaveRun(f"nothing to take: {left}, and others stand by", ends_all=False)
+            raise ReleaseClaims(f"nothing to take: {left}, and others stand by", ends_all=False)
         return backup
 
     def stands_by(self) -> bool:
@@ -282,18 +283,18 @@ class ShardQueue:
         """Leave a node on which everything dies.
 
         Raises:
-            LeaveRun: with the reason.
+            ReleaseClaims: with the reason.
         """
-        if not self._had_trouble and time.monotonic() < self._next_node_look:
+        if not self._had_machine_error and time.monotonic() < self._next_node_look:
             return
-        self._had_trouble = False
+        self._had_machine_error = False
         self._next_node_look = time.monotonic() + _NODE_SECONDS
         notes = read_deaths(self._paths)
         self.pace.learn_cuts(notes, self._walltime.usable)
         host, now = self._lease.owner.host, self._lease.now()
         here = [note for note in notes if note.host == host]
         if why := avoided_nodes(self._root, self._manifest, here, now).get(host):
-            raise LeaveRun(f"{host} is avoided: {why}", code=1)
+            raise ReleaseClaims(f"{host} is avoided: {why}", code=1)
 
     # Twins of stragglers: the first commit wins
 
@@ -345,7 +346,7 @@ class ShardQueue:
 
     # Attempts
 
-    def new_attempt(self, task: ShardTask) -> str | None:
+    def new_attempt(self, task: ShardAttempt) -> str | None:
         """Return the name of a folder for an attempt; a detached worker's names its owner.
 
         A driver's does not: what is left does not tell which of its workers ran it.
@@ -363,17 +364,17 @@ class ShardQueue:
         self._begun[task.shard] = time.monotonic()
         return str(attempt)
 
-    def clean_up(self, task: ShardTask) -> None:
+    def clean_up(self, task: ShardAttempt) -> None:
         """Remove the attempt's folder, if it is still there."""
         if task.attempt:
             discard_attempt(Path(task.attempt))
 
-    def is_committed(self, task: ShardTask) -> bool:
+    def is_committed(self, task: ShardAttempt) -> bool:
         """Tell whether the shard was published, by this attempt or another."""
         done = read_done(self._layout.shard(task.shard))
         return done is not None and done.run_id == self._manifest.run_id
 
-    def is_superseded(self, task: ShardTask) -> bool:
+    def is_superseded(self, task: ShardAttempt) -> bool:
         """Tell whether another owner published the shard that a worker of ours is running."""
         done = self._peek(task.shard)
         if done is None or done.run_id != self._manifest.run_id:
@@ -382,12 +383,12 @@ class ShardQueue:
         self._is_loaded = self._is_loaded and not is_superseded  # its worker will be replaced
         return is_superseded
 
-    def finished(self, task: ShardTask) -> None:
+    def finished(self, task: ShardAttempt) -> None:
         """Give the claim back: the commit says all."""
         self._n_own_items += len(task.items)
-        self._next_look, self._pause = 0.0, _FIRST_PAUSE
+        self._next_look, self._backoff = 0.0, _FIRST_BACKOFF
         self._board.finished(task.shard)
-        self._release_twin(task.shard)
+        self._release_backup(task.shard)
 
     def count(self, result: ShardResult) -> None:
         """Take a finished attempt into account.
@@ -397,7 +398,7 @@ class ShardQueue:
         """
         done, shard = result.done, result.task.shard
         assert done is not None
-        self._is_loaded, self._n_troubles = True, 0
+        self._is_loaded, self._n_machine_errors = True, 0
         self.pace.learn(done)
         published = done if self._is_driver else read_done(self._layout.shard(shard))
         if published is not None and published.owner_id != done.owner_id:
@@ -471,13 +472,13 @@ class ShardQueue:
         begun = self._begun.get(shard)
         return time.monotonic() - begun if begun else 0.0
 
-    # Deaths and trouble
+    # Deaths and machine errors
 
-    def deaths(self, task: ShardTask) -> Sequence[Death]:
+    def deaths(self, task: ShardAttempt) -> Sequence[Death]:
         """Return the deaths noted at the shard that was just taken, of whichever owner."""
         return deaths_at(self._notes, self._root)
 
-    def died(self, task: ShardTask, death: Death) -> bool:
+    def died(self, task: ShardAttempt, death: Death) -> bool:
         """Note the death of a worker of ours; tell whether the shard is left to another node."""
         self._await_signal(death.reason)
         self._is_loaded = False
@@ -492,37 +493,37 @@ class ShardQueue:
             self._leave(task.shard, _ELSEWHERE_SECONDS)
         return is_left
 
-    def leave_to_others(self, task: ShardTask, trouble: Failure) -> bool:
+    def leave_to_others(self, task: ShardAttempt, failure: Failure) -> bool:
         """Give a shard back that this machine cannot bear; without others, it is tried later.
 
         A driver does not: another of its workers may have more luck.
         """
         if self._is_driver:
             return False
-        position = (trouble.position, trouble.position + 1)
-        self._note(task, trouble.error, "machine", position, trouble.log)
-        self._end(task.shard, f"this machine cannot continue it: {trouble.error}", is_lost=True)
+        position = (failure.position, failure.position + 1)
+        self._note(task, failure.error, "machine", position, failure.log)
+        self._end(task.shard, f"this machine cannot continue it: {failure.error}", is_lost=True)
         self._record.write()
         notes = read_deaths(self._paths, task.shard)
-        n_troubles = sum(note.kind == "machine" for note in notes)
-        later = min(_HERE_SECONDS * 2 ** (n_troubles - 1), _MAX_HERE_SECONDS)
+        n_errors = sum(note.kind == "machine" for note in notes)
+        later = min(_HERE_SECONDS * 2 ** (n_errors - 1), _MAX_HERE_SECONDS)
         self._leave(task.shard, _ELSEWHERE_SECONDS if self._is_for_others(notes) else later)
         return True
 
-    def could_not_load(self, task: ShardTask, trouble: Failure) -> bool:
+    def could_not_load(self, task: ShardAttempt, failure: Failure) -> bool:
         """Leave a shard to another node if a worker there got one done: here a GPU may be gone.
 
         A driver does not: the user is there, and can mend it.
         """
         if self._is_driver or not self._others_elsewhere() or not self._is_done_elsewhere():
             return False
-        self._note(task, trouble.error, "machine", None, trouble.log)
-        self._end(task.shard, f"nothing can be loaded here: {trouble.error}", is_lost=True)
+        self._note(task, failure.error, "machine", None, failure.log)
+        self._end(task.shard, f"nothing can be loaded here: {failure.error}", is_lost=True)
         self._record.write()
         self._leave(task.shard, _ELSEWHERE_SECONDS)
         return True
 
-    def cut_off(self, task: ShardTask) -> None:
+    def cut_off(self, task: ShardAttempt) -> None:
         """Note that the walltime ended an attempt."""
         log = self._record.record.log
         log = str(self._root / log) if log else ""
@@ -530,17 +531,17 @@ class ShardQueue:
 
     def _note(
         self,
-        task: ShardTask,
+        task: ShardAttempt,
         reason: str,
         kind: DeathKind,
         position: tuple[int, int] | None,
         log: str,
         host: str | None = None,
     ) -> None:
-        self._had_trouble = self._had_trouble or kind != "walltime"
+        self._had_machine_error = self._had_machine_error or kind != "walltime"
         record = self._record.record
         start, stop = position or (None, None)
-        note = DeathNote(
+        note = CrashNote(
             task.shard,
             host if host is not None and self._is_driver else record.host,
             reason,
@@ -568,14 +569,14 @@ class ShardQueue:
                 return
             time.sleep(0.05)
 
-    def _blames_item(self, notes: Sequence[DeathNote]) -> bool:
+    def _blames_item(self, notes: Sequence[CrashNote]) -> bool:
         """Tell whether a shard failed on so many machines that they cannot be the reason."""
         hosts = [note.host for note in notes if note.kind == "machine" and note.start is not None]
-        # At least one: with `retries: 0`, a shard without any trouble would count as troubled.
+        # At least one: with `retries: 0`, one without an error would count.
         is_often = len(hosts) >= max(self._policy.retries, 1)
         return is_often and (len(set(hosts)) > 1 or not self._others_elsewhere())
 
-    def _is_for_others(self, notes: Sequence[DeathNote]) -> bool:
+    def _is_for_others(self, notes: Sequence[CrashNote]) -> bool:
         """Tell whether a shard died on this node, and less often on one where others work.
 
         It may be the node: so it must not be blamed on an item by deaths of one node alone, and
@@ -585,15 +586,15 @@ class ShardQueue:
         notes = [note for note in notes if note.kind != "walltime"]
         host = self._lease.owner.host
         last = max((note.time for note in notes if note.host == host), default=0.0)
-        if self._is_driver or self._lease.now() - last > self._patience():
+        if self._is_driver or self._lease.now() - last > self._seconds_for_others():
             return False
         n_deaths = Counter(note.host for note in notes)
         return any(n_deaths[owner.host] < n_deaths[host] for owner in self._lease.each_other())
 
-    def _patience(self) -> float:
+    def _seconds_for_others(self) -> float:
         """Return for how long a shard is left to other workers."""
         longest = self.pace.longest()
-        return _MAX_PATIENCE if longest is None else max(_MIN_PATIENCE, 3 * longest)
+        return _MAX_FOR_OTHERS if longest is None else max(_MIN_FOR_OTHERS, 3 * longest)
 
     def _others_elsewhere(self) -> bool:
         host = self._lease.owner.host
@@ -606,15 +607,15 @@ class ShardQueue:
 
     def _leave(self, shard: int, seconds: float) -> None:
         """Skip a shard for some seconds, and back off."""
-        self._n_troubles += 1
+        self._n_machine_errors += 1
         self._avoided[shard] = time.monotonic() + seconds
-        # A node in trouble fails fast, and would otherwise run through all shards of the run.
-        pause = min(_TROUBLE_PAUSE * self._n_troubles, _MAX_TROUBLE_PAUSE)
+        # Such a node fails fast, and would otherwise run through all shards of the run.
+        pause = min(_MACHINE_BACKOFF * self._n_machine_errors, _MAX_MACHINE_BACKOFF)
         self._next_look = time.monotonic() + pause
         self._board.release(shard)
-        self._release_twin(shard)
+        self._release_backup(shard)
 
-    def _release_twin(self, shard: int) -> None:
+    def _release_backup(self, shard: int) -> None:
         if shard in self._backups:
             self._backups.discard(shard)
             self._lease.release(backup_name(self._layout.shard_name(shard)))

@@ -202,7 +202,7 @@ def say_how_to_resume(output_dir: Path | None) -> None:
     logger.warning("Interrupted. Finished shards are kept; to resume, run again: %s", command)
 
 
-class LeaveRun(BaseException):
+class ReleaseClaims(BaseException):
     """Leave the run folder to others: what is not finished goes back.
 
     No `Exception`: a `merge` of the user's that catches those must not hold it up.
@@ -228,9 +228,9 @@ class EndSignals:
         self._may_raise = False
 
     def check(self) -> None:
-        """Raise `LeaveRun` if a signal came."""
+        """Raise `ReleaseClaims` if a signal came."""
         if self.received is not None:
-            raise LeaveRun(f"it got {self.received.name}")
+            raise ReleaseClaims(f"it got {self.received.name}")
 
     @contextmanager
     def raised_at_once(self) -> Iterator[None]:
@@ -238,7 +238,7 @@ class EndSignals:
         self._may_raise = True  # first: one that comes between the two would not be noticed
         try:
             self.check()
-            with sent_again_if_ignored(LeaveRun, self._listen_again):
+            with sent_again_if_ignored(ReleaseClaims, self._listen_again):
                 yield
         finally:
             self._may_raise = False

@@ -71,7 +71,7 @@ def digests_of(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class ShardTask:
+class ShardAttempt:
     """One attempt at a shard, or in memory at a part of one."""
 
     shard: int
@@ -88,7 +88,7 @@ class ShardTask:
     n_deaths: int = 0
     """Workers that died at this shard before."""
     blames_item: bool = False
-    """Whether trouble of the machine counts as the item's: several machines had it."""
+    """Whether a machine error counts as the item's: several machines had it."""
     owner_id: str = ""
     """Owner of the shard's claim; `done` keeps it, for the accounting."""
 
@@ -187,7 +187,7 @@ def scrub(text: str, secrets: Iterable[str] = ()) -> str:
 class ShardResult:
     """End of an attempt: it is finished, or `stopped` says what ended it."""
 
-    task: ShardTask
+    task: ShardAttempt
     results: list[tuple[int, Any]] | None = None
     """Position and result of each item, where results are kept in memory."""
     failures: list[Failure] = field(default_factory=list)
@@ -396,7 +396,7 @@ class Died:
     """A worker is gone. `task` is what it was doing, if anything."""
 
     worker: str
-    task: ShardTask | None
+    task: ShardAttempt | None
     reason: str
     log: str = ""
     was_running: bool = True
@@ -422,7 +422,7 @@ class WorkerPool(Protocol):
     def idle(self) -> list[str]:
         """Return the workers that can take an attempt now."""
 
-    def submit(self, worker: str, task: ShardTask) -> None:
+    def submit(self, worker: str, task: ShardAttempt) -> None:
         """Give an attempt to an idle worker."""
 
     def poll(self, timeout: float) -> list[Event]:

@@ -35,13 +35,13 @@ from espnet3.parallel.execute import (
     BuiltParts,
     ShardLoop,
     check_env,
-    is_machine_trouble,
+    is_machine_error,
 )
 from espnet3.parallel.tasks import (
     Failure,
     RunSpec,
+    ShardAttempt,
     ShardResult,
-    ShardTask,
     Stopped,
     describe_error,
     secrets_held,
@@ -61,7 +61,7 @@ def main() -> None:
     server: ShardServer | None = None
     # A run, then attempts at its shards; then the log of the next run, that run, and so on.
     while (message := link.receive()) is not None:
-        if isinstance(message, ShardTask):
+        if isinstance(message, ShardAttempt):
             assert server is not None
             link.send(server.run(message))
         elif isinstance(message, str):
@@ -140,7 +140,7 @@ def dump_result(result: ShardResult) -> bytes:
         return _dump(ShardResult(task, stopped=Stopped("provider", failure)))
 
 
-def load_result(data: bytes, task: ShardTask) -> ShardResult:
+def load_result(data: bytes, task: ShardAttempt) -> ShardResult:
     """Undo `dump_result`; what cannot be read, such as an odd exception class, stops the run."""
     try:
         result: ShardResult = cloudpickle.loads(data)
@@ -186,7 +186,7 @@ def _find_culprit(result: ShardResult, error: Exception) -> tuple[int, Exception
 
 
 def load_server(
-    packed: bytes, task: ShardTask, parts: BuiltParts, log: str = ""
+    packed: bytes, task: ShardAttempt, parts: BuiltParts, log: str = ""
 ) -> "ShardServer | ShardResult":
     """Unpack a run in a worker; if it cannot be, return what to report of the attempt."""
     try:
@@ -217,7 +217,7 @@ class ShardServer:
         """Return the item position that the running attempt has reached; -1 if none runs."""
         return self._loop.position() if self._loop else -1
 
-    def run(self, task: ShardTask) -> ShardResult:
+    def run(self, task: ShardAttempt) -> ShardResult:
         """Run one attempt, building the environment first if there is none."""
         begin = time.monotonic()
         load_seconds = 0.0
@@ -239,11 +239,11 @@ class ShardServer:
             env = self._parts.environment(self._spec.setup_fn)
         return check_env(env, "the provider's worker set-up function")
 
-    def _could_not_load(self, error: Exception, task: ShardTask) -> ShardResult:
+    def _could_not_load(self, error: Exception, task: ShardAttempt) -> ShardResult:
         self._parts.clear()
         held = secrets_held(self._spec.setup_fn, self._spec.settings)
         failure = Failure.of(error, task.start, None, task.shard, log=self._log, secrets=held)
-        is_machine = not task.blames_item and is_machine_trouble(error, self._spec.run_dir)
+        is_machine = not task.blames_item and is_machine_error(error, self._spec.run_dir)
         return ShardResult(task, stopped=Stopped("machine" if is_machine else "load", failure))
 
 

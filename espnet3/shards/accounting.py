@@ -18,7 +18,7 @@ from espnet3.shards.layout import RunLayout, origin_of_attempt
 from espnet3.shards.lease import owner_path
 from espnet3.shards.manifest import Manifest
 from espnet3.shards.records import (
-    DeathNote,
+    CrashNote,
     RecordPaths,
     WorkerRecord,
     look_at_jobs,
@@ -225,7 +225,7 @@ def _joined(rows: list[tuple[float, Usage]]) -> list[tuple[float, Usage]]:
 class _Records:
     """Records of detached workers and their jobs."""
 
-    def __init__(self, layout: RunLayout, notes: Sequence[DeathNote], committed: set[int]) -> None:
+    def __init__(self, layout: RunLayout, notes: Sequence[CrashNote], committed: set[int]) -> None:
         paths = RecordPaths(layout.root)
         # What a driver's workers did, their shards tell.
         self.workers = [worker for worker in read_workers(paths) if not worker.driver]

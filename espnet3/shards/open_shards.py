@@ -24,7 +24,7 @@ from espnet3.shards.commit import Done, names_by_group
 from espnet3.shards.layout import claimed_name, shard_of, shard_of_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import Manifest, run_order
-from espnet3.shards.records import DeathNote
+from espnet3.shards.records import CrashNote
 
 # A listing costs as much as the folder has entries, so it is used until it misleads: until so many
 # claims were lost to others, or nothing in it is free. Its age matters only for finding the dead.
@@ -386,7 +386,7 @@ class Pace:
         if done.load_seconds:
             self.load_seconds = done.load_seconds
 
-    def learn_cuts(self, notes: Iterable[DeathNote], usable: float) -> None:
+    def learn_cuts(self, notes: Iterable[CrashNote], usable: float) -> None:
         """Take into account what the walltime cut off, `usable` being that of a new worker."""
         self.at_least, self.n_cuts = {}, {}
         for note in notes:

@@ -220,7 +220,7 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True)
-class DeathNote:
+class CrashNote:
     """An attempt whose worker died, or whose machine failed."""
 
     shard: Count
@@ -292,8 +292,8 @@ def write_worker(paths: RecordPaths, record: WorkerRecord) -> None:
     write_json(path, asdict(record), sync=False, permissions=_READABLE)
 
 
-def write_death(paths: RecordPaths, note: DeathNote) -> bool:
-    """Write a crash note, unless it exists; see `DeathNote.note_id`."""
+def write_death(paths: RecordPaths, note: CrashNote) -> bool:
+    """Write a crash note, unless it exists; see `CrashNote.note_id`."""
     text = dump_json(asdict(note), indent=1) + "\n"
     path = paths.deaths / f"{note.key}.json"
     return create_bytes(path, text.encode(), sync=False, permissions=_READABLE)
@@ -376,11 +376,11 @@ def read_worker(paths: RecordPaths, owner_id: str) -> WorkerRecord | None:
 
 def read_deaths(
     paths: RecordPaths, shard: int | None = None, known: dict[str, Any] | None = None
-) -> list[DeathNote]:
+) -> list[CrashNote]:
     """Return the notes of all shards, or of one, the oldest first; for `known` see `read_jobs`."""
     # With the dash, so that shard 1 does not get the notes of shard 12.
     prefix = "" if shard is None else f"{shard}-"
-    notes = list(_read_all(paths.deaths, DeathNote, prefix, known))
+    notes = list(_read_all(paths.deaths, CrashNote, prefix, known))
     if known is not None:
         known |= {f"{note.key}.json": note for note in notes}
     return sorted(notes, key=lambda note: (note.time, note.note_id))
@@ -411,7 +411,7 @@ def find_damaged(paths: RecordPaths) -> list[str]:
 
     Damaged, or not to be read from here: a sentence each.
     """
-    kinds = {paths.jobs: JobRecord, paths.workers: WorkerRecord, paths.deaths: DeathNote}
+    kinds = {paths.jobs: JobRecord, paths.workers: WorkerRecord, paths.deaths: CrashNote}
     found = []
     for folder, kind in kinds.items():
         for name in _names(folder):

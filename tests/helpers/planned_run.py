@@ -5,7 +5,7 @@ from pathlib import Path
 from espnet3.shards.commit import Done, begin_attempt, commit, finish_attempt
 from espnet3.shards.manifest import Manifest, collect_items, publish_manifest
 from espnet3.shards.plan import make_plan
-from espnet3.shards.records import DeathNote
+from espnet3.shards.records import CrashNote
 
 
 class Run:
@@ -67,4 +67,4 @@ def done(planned, shard, seconds, load_seconds=0.0):
 
 
 def cut(shard, seconds):
-    return DeathNote(shard, "a", "the walltime was over", kind="walltime", seconds=seconds)
+    return CrashNote(shard, "a", "the walltime was over", kind="walltime", seconds=seconds)

@@ -13,7 +13,7 @@ from espnet3.shards.commit import Position, begin_attempt
 from espnet3.shards.lease import Lease
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.records import (
-    DeathNote,
+    CrashNote,
     JobRecord,
     StopMark,
     WorkerRecord,
@@ -75,7 +75,7 @@ class DetachedFolder:
     def death(self, shard: int, **more: Any) -> None:
         """Note a death."""
         facts = {"host": "node9", "reason": "it was killed by signal 9", **more}
-        write_death(self.paths, DeathNote(shard, **facts))
+        write_death(self.paths, CrashNote(shard, **facts))
 
     def stop(self, kind: Any, reason: str, by: str = "me@login1") -> None:
         """Mark the run."""

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from espnet3.shards.records import DeathNote, RecordPaths, StopMark, write_death, write_stop
+from espnet3.shards.records import CrashNote, RecordPaths, StopMark, write_death, write_stop
 from tests.helpers.detached_parts import DetachedFolder, expected
 from tests.helpers.waiting import is_alive, wait_for_end, wait_until, worker_pids
 
@@ -218,7 +218,7 @@ def test_a_shard_that_is_too_long_for_any_worker_stops_the_run(folder):
     assert note["seconds"] > 0
     assert not list(run.out.glob("*.part-*"))
     for _ in range(2):
-        write_death(RecordPaths(run.out), DeathNote(0, "a", "x", kind="walltime", seconds=59.0))
+        write_death(RecordPaths(run.out), CrashNote(0, "a", "x", kind="walltime", seconds=59.0))
     assert run.run("--walltime", "60") == 1
     assert "within the walltime of 60 s: 2 attempts were cut off" in run.stop()["reason"]
     assert "options.walltime='00:02:00'" in run.stop()["reason"]

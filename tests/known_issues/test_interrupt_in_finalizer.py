@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from espnet3.errors import RunInterrupted
-from espnet3.parallel.signals import EndSignals, LeaveRun, interruptible
+from espnet3.parallel.signals import EndSignals, ReleaseClaims, interruptible
 
 
 def signalled(phase: object = None, *_: object) -> None:
@@ -73,6 +73,6 @@ def test_an_interrupt_that_python_ignores_still_ends_the_run(moment, capfd):
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
 def test_a_signal_that_python_ignores_still_ends_a_detached_worker(moment, capfd):
     signals = EndSignals()
-    with pytest.raises(LeaveRun), signals.installed(), signals.raised_at_once(), moment():
+    with pytest.raises(ReleaseClaims), signals.installed(), signals.raised_at_once(), moment():
         time.sleep(10)
     assert "Traceback" not in capfd.readouterr().err

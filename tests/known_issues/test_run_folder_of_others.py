@@ -20,7 +20,7 @@ from espnet3.parallel.faults import forget_deaths
 from espnet3.shards.manifest import load_manifest
 from espnet3.shards.merge import read_failures, read_success
 from espnet3.shards.records import (
-    DeathNote,
+    CrashNote,
     JobRecord,
     RecordPaths,
     StopMark,
@@ -108,7 +108,7 @@ def test_a_note_of_a_death_renames_no_file_elsewhere(done, tmp_path):
     victim.write_text("{}")
     deaths = make_folders(done).deaths
     (deaths / "1-x").mkdir()  # what the path of a note would go through
-    write(deaths, "1-a", DeathNote(1, "node", "x"), note_id=f"x/../../../../../{victim.stem}")
+    write(deaths, "1-a", CrashNote(1, "node", "x"), note_id=f"x/../../../../../{victim.stem}")
     forget_deaths(done)
     assert victim.exists()
     assert read_deaths(RecordPaths(done)) == []

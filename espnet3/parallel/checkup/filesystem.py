@@ -131,15 +131,15 @@ def _check_folder(key: str, path: Path) -> list[Finding]:
         shutil.rmtree(trial, ignore_errors=True)
         return [_unwritable(key, path, place, error)]
     try:
-        troubles = [*_rename(key, trial), *_links(key, trial), *_clock(key, trial)]
+        problems = [*_rename(key, trial), *_links(key, trial), *_clock(key, trial)]
         seconds = _sync_seconds(trial)
     finally:
         shutil.rmtree(trial, ignore_errors=True)
     free = shutil.disk_usage(place).free
     if free < MIN_FREE:
-        troubles.append(_little_space(key, place, free))
-    if troubles:
-        return troubles
+        problems.append(_little_space(key, place, free))
+    if problems:
+        return problems
     made = "" if path.is_dir() else " (will be made)"
     message = (
         f"{path}{made}: {find_mount(place).kind}, {free / 1e9:.0f} GB free, fsync in "

@@ -66,7 +66,7 @@ class ProbeReport:
     scratch_free: int
     """Bytes."""
     gpus: list[str]
-    gpu_trouble: str
+    gpu_problem: str
     imports: dict[str, str]
     """What could not be imported: by key, or file, the error."""
     written: dict[str, Written]
@@ -86,7 +86,7 @@ def look(asked: ProbeRequest) -> ProbeReport:
 
     imports = _import_all(asked)
     written = {key: _write(Path(folder), asked.token, key) for key, folder in asked.folders.items()}
-    gpus, trouble = _find_gpus() if asked.needs_gpu else ([], "")
+    gpus, problem = _find_gpus() if asked.needs_gpu else ([], "")
     return ProbeReport(
         host=socket.gethostname(),
         now=time.time(),
@@ -100,7 +100,7 @@ def look(asked: ProbeRequest) -> ProbeReport:
         scratch=tempfile.gettempdir(),
         scratch_free=shutil.disk_usage(tempfile.gettempdir()).free,
         gpus=gpus,
-        gpu_trouble=trouble,
+        gpu_problem=problem,
         imports=imports,
         written=written,
     )

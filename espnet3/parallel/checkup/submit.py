@@ -319,8 +319,8 @@ def _gpus(report: ProbeReport, config: "ParallelConfig") -> list[Finding]:
     if report.gpus:
         return [Finding("ok", "job: GPU", f"{what}: {', '.join(report.gpus)}")]
     fix = "In the environment of the nodes, install a torch for your GPUs: https://pytorch.org"
-    level: Level = "warning" if "without GPUs" in report.gpu_trouble else "problem"
-    return [Finding(level, "job: GPU", f"{what}, but {report.gpu_trouble}", fix)]
+    level: Level = "warning" if "without GPUs" in report.gpu_problem else "problem"
+    return [Finding(level, "job: GPU", f"{what}, but {report.gpu_problem}", fix)]
 
 
 def _machine(report: ProbeReport) -> list[Finding]:

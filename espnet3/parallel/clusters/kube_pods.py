@@ -76,14 +76,14 @@ class PodState:
         return self.reason in _BROKEN
 
     @property
-    def trouble(self) -> str:
+    def problem(self) -> str:
         """Reason why it does not run, in full."""
         parts = [self.reason, self.message]
-        trouble = ": ".join(part for part in parts if part)
-        return f"{trouble} ({self.ended})" if self.ended and trouble else trouble or self.ended
+        problem = ": ".join(part for part in parts if part)
+        return f"{problem} ({self.ended})" if self.ended and problem else problem or self.ended
 
     def __str__(self) -> str:
-        return f"{self.name} {self.phase}" + (f", {self.trouble}" if self.trouble else "")
+        return f"{self.name} {self.phase}" + (f", {self.problem}" if self.problem else "")
 
 
 def pod_state(pod: Mapping[str, Any]) -> PodState:
@@ -130,7 +130,7 @@ def _why_not(
 def _ended(container: Mapping[str, Any]) -> str:
     for key in ("state", "lastState"):
         ended = (container.get(key) or {}).get("terminated")
-        # An OOM kill is trouble even if the container itself ended with 0.
+        # An OOM kill is a problem even if the container itself ended with 0.
         if ended and (ended.get("exitCode") or ended.get("reason") == "OOMKilled"):
             code = f"exit code {ended.get('exitCode', '?')}"
             return ", ".join(filter(None, [ended.get("reason"), code, ended.get("message")]))
@@ -138,7 +138,7 @@ def _ended(container: Mapping[str, Any]) -> str:
 
 
 def advice_on(pods: Iterable[PodState]) -> str:
-    """Return what to do about the first trouble that is known; empty if none is."""
+    """Return what to do about the first problem that is known; empty if none is."""
     words = [(pod, word) for pod in pods for word in (pod.ended, pod.reason) if word]
     found = (
         # The options are for workers.
@@ -273,7 +273,7 @@ class PodMonitor:
         missing = [pod for pod in self._of("worker") if not self._is_connected(pod)]
         schedulers = [pod for pod in self._pods.values() if pod.component == "scheduler"]
         # One that is over counts until there is another.
-        schedulers = [pod for pod in self._of("scheduler") or schedulers if pod.trouble]
+        schedulers = [pod for pod in self._of("scheduler") or schedulers if pod.problem]
         n_absent = self._n_workers - len(self._of("worker"))
         parts = [f"Pod of the Dask scheduler: {pod}." for pod in schedulers]
         if missing:
@@ -330,12 +330,12 @@ class PodMonitor:
         if pod is None:
             return f"its pod {known.name} was deleted"
         if pod.is_leaving:
-            why = f", {pod.trouble}" if pod.trouble else ""
+            why = f", {pod.problem}" if pod.problem else ""
             return f"its pod {pod.name} is being deleted{why}"
-        if not pod.trouble or (pod.trouble, pod.n_restarts) == (known.trouble, known.n_restarts):
+        if not pod.problem or (pod.problem, pod.n_restarts) == (known.problem, known.n_restarts):
             return ""
         self._tell(pod)
-        return f"its pod {pod.name}: {pod.trouble}"
+        return f"its pod {pod.name}: {pod.problem}"
 
     @property
     def _place(self) -> str:
@@ -402,5 +402,5 @@ def _has_name(pod: PodState, worker: str) -> bool:
 
 def _counted(pods: Sequence[PodState]) -> str:
     """Return what is wrong with pods, the most frequent first, each with its number."""
-    words = Counter(pod.trouble or f"{pod.phase}, not connected" for pod in pods)
+    words = Counter(pod.problem or f"{pod.phase}, not connected" for pod in pods)
     return "; ".join(f"{word} ({n})" for word, n in words.most_common(3))

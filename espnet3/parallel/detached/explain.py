@@ -22,7 +22,7 @@ from espnet3.parallel.detached.workforce import Job, Worker
 from espnet3.schedulers import CLOSED_ADVICE, FORGOTTEN, scheduler_of
 from espnet3.shards.commit import Done
 from espnet3.shards.merge import read_failures
-from espnet3.shards.records import DeathNote, RecordPaths, find_damaged, read_deaths
+from espnet3.shards.records import CrashNote, RecordPaths, find_damaged, read_deaths
 from espnet3.shards.status import RunningShard
 from espnet3.text import count, duration, end_of_log, first_few, first_line, part_of, read_end
 
@@ -420,7 +420,7 @@ def _env(job: Job) -> Any:
 
 def _explain_deaths(run_dir: Path, committed: Collection[int], quoted: str) -> Iterator[Finding]:
     """Yield what happened at shards that are not done yet, and how many were made up for."""
-    by_shard: dict[int, list[DeathNote]] = {}
+    by_shard: dict[int, list[CrashNote]] = {}
     for note in read_deaths(RecordPaths(run_dir)):
         by_shard.setdefault(note.shard, []).append(note)
     open_shards = {shard: notes for shard, notes in by_shard.items() if shard not in committed}
@@ -438,7 +438,7 @@ def _explain_deaths(run_dir: Path, committed: Collection[int], quoted: str) -> I
         yield Finding("ok", "deaths", message)
 
 
-def _shard_deaths(shard: int, notes: list[DeathNote], quoted: str) -> Finding:
+def _shard_deaths(shard: int, notes: list[CrashNote], quoted: str) -> Finding:
     last = notes[-1]
     times = "once" if len(notes) == 1 else f"{len(notes)} times"
     if last.kind == "walltime":

@@ -40,7 +40,7 @@ from espnet3.parallel.folder_run import Merger, folder_errors, unpack_run, write
 from espnet3.parallel.open_pool import KeptPool
 from espnet3.parallel.process_pool import Child, ProcessPool, Spare
 from espnet3.parallel.shard_queue import ShardQueue, Walltime
-from espnet3.parallel.signals import EndSignals, LeaveRun
+from espnet3.parallel.signals import EndSignals, ReleaseClaims
 from espnet3.parallel.tasks import (
     Failure,
     WorkerPool,
@@ -130,7 +130,7 @@ class DetachedWorker:
     def work(self, *, is_patient: bool = True) -> Outcome:
         """Work until nothing is left, or until something ends it.
 
-        An impatient one returns when what is left is in other hands.
+        An impatient one returns when what is left is claimed by others.
         """
         over = find_end(self.root)
         if over is not None:
@@ -160,7 +160,7 @@ class DetachedWorker:
                 check_code(description, self.root)
                 add_to_sys_path(description)
                 self._finish(packed, description, lease, record, is_patient)
-        except LeaveRun as end:
+        except ReleaseClaims as end:
             logger.info("Handed back: %s", end.reason)
             # Released for its own reasons or stopped for all: only the mark tells which.
             is_over = read_stop(RecordPaths(self.root)) is not None
@@ -274,7 +274,7 @@ class _Loop:
         The child is then stopped, or kept for the next folder.
 
         Raises:
-            LeaveRun: if this worker should end before that.
+            ReleaseClaims: if this worker should end before that.
             EspnetError: if the run must stop.
         """
         queue = self._queue
@@ -284,7 +284,7 @@ class _Loop:
         try:
             dispatcher.run()
             queue.settle("failed")
-        except LeaveRun as end:
+        except ReleaseClaims as end:
             # Only the walltime counts against a shard: it may be too long for any job.
             if self._walltime.left() < 0:
                 for task in dispatcher.running.values():
@@ -305,7 +305,7 @@ class _Loop:
         """Look whether to continue; called several times a second."""
         self._signals.check()
         if self._walltime.is_over():
-            raise LeaveRun("its walltime is nearly over")
+            raise ReleaseClaims("its walltime is nearly over")
         self._tick()
         if time.monotonic() >= self._next_beat:
             # Spread at random: workers that began together must not ask the server all at once.
@@ -366,8 +366,8 @@ def stop_for(error: EspnetError, root: Path, lease: Lease) -> bool:
     by = f"{getpass.getuser()}, {lease.owner}"
     try:
         write_stop(RecordPaths(root), StopMark("failed", str(error), by))
-    except OSError as trouble:
-        logger.warning("The other workers could not be notified: %s", trouble)
+    except OSError as error:
+        logger.warning("The other workers could not be notified: %s", error)
         return False
     return True
 
@@ -487,7 +487,7 @@ class Successors:
 
     def close(self) -> None:
         """Let it end: between submitting a job and noting it, it must not be killed."""
-        if self._is_due:  # left within the first second, as from a bad node: others shall go on
+        if self._is_due:  # left within the first second, as from a bad node: others shall continue
             self._look()
         if self._process is not None:
             with suppress(subprocess.TimeoutExpired):

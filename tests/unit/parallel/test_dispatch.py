@@ -9,7 +9,7 @@ from espnet3.errors import ItemError, ProviderError, WorkerError
 from espnet3.parallel.dispatch import Dispatcher
 from espnet3.parallel.driver import MemorySource
 from espnet3.parallel.faults import Death, FaultPolicy
-from espnet3.parallel.tasks import Died, Failure, Finished, ShardResult, ShardTask, Stopped
+from espnet3.parallel.tasks import Died, Failure, Finished, ShardAttempt, ShardResult, Stopped
 from espnet3.shards.commit import Position
 
 
@@ -73,7 +73,7 @@ def die_at(task, start, length=1):
 def tasks(*sizes):
     start, result = 0, []
     for shard, size in enumerate(sizes):
-        result.append(ShardTask(shard, start, list(range(start, start + size))))
+        result.append(ShardAttempt(shard, start, list(range(start, start + size))))
         start += size
     return result
 

@@ -14,7 +14,7 @@ from espnet3.shards.merge import (
     write_success,
 )
 from espnet3.shards.records import (
-    DeathNote,
+    CrashNote,
     JobRecord,
     WorkerRecord,
     make_folders,
@@ -40,7 +40,7 @@ def worker(run, owner_id, started, **values):
 
 
 def death(run, number, **values):
-    write_death(make_folders(run.root), DeathNote(number, "a", "killed", **values))
+    write_death(make_folders(run.root), CrashNote(number, "a", "killed", **values))
 
 
 def of(run):

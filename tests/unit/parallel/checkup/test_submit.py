@@ -133,7 +133,7 @@ def test_folders_are_judged_from_both_sides(report, written, delay, level, text)
 )
 def test_the_gpu_that_was_asked_for_is_looked_for(report, visible, gpus, trouble, level):
     variables = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    changed = replace(report, variables=variables, gpus=gpus, gpu_trouble=trouble)
+    changed = replace(report, variables=variables, gpus=gpus, gpu_problem=trouble)
     assert levels(judge(changed, {"exp_dir": 0.1}, 0.0, GPU))["job: GPU"] == level
 
 

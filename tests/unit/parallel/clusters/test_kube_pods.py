@@ -49,8 +49,8 @@ UNSCHEDULABLE = {
 )
 def test_why_a_pod_does_not_run_is_told_in_the_words_of_kubernetes(status, told, is_broken):
     state = pod_state(pod(**status))
-    assert state.trouble.startswith(told)
-    assert bool(state.trouble) == bool(told)
+    assert state.problem.startswith(told)
+    assert bool(state.problem) == bool(told)
     assert state.is_broken == is_broken
 
 

@@ -5,13 +5,13 @@ import pytest
 
 from espnet3.parallel.faults import MEMORY_SECONDS, avoided_nodes, judge_nodes
 from espnet3.shards.commit import Done
-from espnet3.shards.records import DeathNote, read_deaths, write_death
+from espnet3.shards.records import CrashNote, read_deaths, write_death
 
 NOW = 10_000.0
 
 
 def died(shard, host="a", time=NOW - 100, kind="died"):
-    return DeathNote(shard, host, f"reason {shard}", kind=kind, time=time)
+    return CrashNote(shard, host, f"reason {shard}", kind=kind, time=time)
 
 
 def committed(host, finished, shard=9):
@@ -60,7 +60,7 @@ def avoided(planned, host=None):
 
 def test_the_folder_tells(planned):
     for shard in (1, 2, 3):
-        write_death(planned.paths, DeathNote(shard, "a", "it died"))
+        write_death(planned.paths, CrashNote(shard, "a", "it died"))
     assert avoided(planned) == {}
     planned.commit(0, host="b")
     assert list(avoided(planned)) == ["a"]
@@ -74,9 +74,9 @@ def test_no_shard_is_looked_at_for_other_nodes_or_for_what_is_long_ago(planned, 
 
     monkeypatch.setattr("espnet3.parallel.faults.read_coverage", refuse)
     for shard in (1, 2, 3):
-        write_death(planned.paths, DeathNote(shard, "a", "it died"))
+        write_death(planned.paths, CrashNote(shard, "a", "it died"))
         old = time.time() - MEMORY_SECONDS - 1
-        write_death(planned.paths, DeathNote(shard, "b", "it died", time=old))
+        write_death(planned.paths, CrashNote(shard, "b", "it died", time=old))
     assert avoided(planned, "b") == {}
     assert avoided(planned, "c") == {}
     with pytest.raises(AssertionError, match="once a minute"):

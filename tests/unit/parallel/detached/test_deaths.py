@@ -9,7 +9,7 @@ from espnet3.errors import FileSystemError
 from espnet3.parallel.faults import deaths_at, forget_deaths, record_deaths
 from espnet3.shards.commit import Position
 from espnet3.shards.records import (
-    DeathNote,
+    CrashNote,
     WorkerRecord,
     read_deaths,
     write_death,
@@ -107,15 +107,15 @@ def test_the_time_of_an_attempt_counts_to_its_last_sign(planned, lease, left_ove
 
 
 def test_notes_become_deaths_in_the_words_of_the_dispatcher(planned):
-    note = DeathNote(2, "node7", "it died", 13, 15, log="logs/x")
-    (death,) = deaths_at([note, DeathNote(2, "b", "no room", kind="machine")], planned.root)
+    note = CrashNote(2, "node7", "it died", 13, 15, log="logs/x")
+    (death,) = deaths_at([note, CrashNote(2, "b", "no room", kind="machine")], planned.root)
     assert (death.position, death.host, death.reason) == ((13, 15), "node7", "it died")
     assert death.log == str(planned.root / "logs/x")
 
 
 def test_deaths_can_be_forgotten_but_not_what_is_known_of_the_walltime(planned):
     for shard, kind in [(1, "died"), (2, "machine"), (3, "died"), (3, "walltime")]:
-        write_death(planned.paths, DeathNote(shard, "a", "it died", kind=kind))
+        write_death(planned.paths, CrashNote(shard, "a", "it died", kind=kind))
     forget_deaths(planned.root, [1])
     assert sorted(note.shard for note in read_deaths(planned.paths)) == [2, 3, 3]
     forget_deaths(planned.root)

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from espnet3.parallel.faults import stopped_by
-from espnet3.parallel.signals import SIGNALS, EndSignals, LeaveRun
+from espnet3.parallel.signals import SIGNALS, EndSignals, ReleaseClaims
 from espnet3.shards.records import StopMark
 
 
@@ -15,7 +15,7 @@ def test_a_signal_is_remembered_until_one_looks(number):
         signals.check()
         os.kill(os.getpid(), number)
         time.sleep(0.01)
-        with pytest.raises(LeaveRun, match=signal.Signals(number).name) as end:
+        with pytest.raises(ReleaseClaims, match=signal.Signals(number).name) as end:
             signals.check()
     assert end.value.code == 0
     assert end.value.ends_all
@@ -29,7 +29,7 @@ def sleep_until_signalled(signals):
 
 def test_what_does_not_look_is_interrupted_once():
     with EndSignals().installed() as signals:
-        with pytest.raises(LeaveRun, match="SIGTERM"):
+        with pytest.raises(ReleaseClaims, match="SIGTERM"):
             sleep_until_signalled(signals)
         os.kill(os.getpid(), signal.SIGTERM)  # cleaning up is not disturbed
         time.sleep(0.01)
@@ -47,7 +47,7 @@ class SignalledLate(EndSignals):
 
 def test_a_signal_between_the_look_and_the_work_is_not_missed():
     with SignalledLate().installed() as signals:
-        with pytest.raises(LeaveRun, match="SIGTERM"), signals.raised_at_once():
+        with pytest.raises(ReleaseClaims, match="SIGTERM"), signals.raised_at_once():
             pytest.fail("the work began")
 
 

@@ -14,13 +14,13 @@ from espnet3.parallel.detached.overview import Observer
 from espnet3.parallel.faults import FaultPolicy
 from espnet3.parallel.folder_run import shards_to_run
 from espnet3.parallel.shard_queue import ShardQueue
-from espnet3.parallel.signals import EndSignals, LeaveRun
+from espnet3.parallel.signals import EndSignals, ReleaseClaims
 from espnet3.shards import open_shards as board_module
 from espnet3.shards.commit import Position
 from espnet3.shards.layout import leases_folder
 from espnet3.shards.lease import Lease, Owner, owner_path
 from espnet3.shards.records import (
-    DeathNote,
+    CrashNote,
     Identity,
     OwnRecord,
     WorkerRecord,
@@ -132,7 +132,7 @@ def test_worker_that_finds_others_standing_by_leaves_after_a_few_operations(crow
         others.run.layout.claim(name).write_text(owner_id)
 
     def take():
-        with pytest.raises(LeaveRun, match="others stand by"):
+        with pytest.raises(ReleaseClaims, match="others stand by"):
             others.queue(lease).take()
 
     assert count(others.run, take) < 50
@@ -252,7 +252,7 @@ def watched(crowd, n_workers):
     others, _ = crowd(n_workers)
     for attempt in others.run.root.glob("split.*.part-*"):
         Position(attempt).close()
-    write_death(others.paths, DeathNote(0, "node1", "killed"))
+    write_death(others.paths, CrashNote(0, "node1", "killed"))
     observer = Observer(others.run.root, ask=lambda records: {})
     seen = observer.look()
     assert len(seen.status.running) == n_workers

@@ -6,12 +6,12 @@ import pytest
 from espnet3.errors import ResourceError
 from espnet3.parallel import shard_queue
 from espnet3.parallel.shard_queue import Walltime
-from espnet3.parallel.signals import LeaveRun
+from espnet3.parallel.signals import ReleaseClaims
 from espnet3.parallel.tasks import Failure
 from espnet3.shards.commit import Done, Position
 from espnet3.shards.lease import Lease
 from espnet3.shards.open_shards import OpenShards
-from espnet3.shards.records import DeathNote, StopMark, read_deaths, write_death, write_stop
+from espnet3.shards.records import CrashNote, StopMark, read_deaths, write_death, write_stop
 from tests.helpers.planned_run import cut, done
 
 COST_SECONDS = 10.0
@@ -19,8 +19,8 @@ COST_SECONDS = 10.0
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch):
-    monkeypatch.setattr(shard_queue, "_FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(shard_queue, "_TROUBLE_PAUSE", 0.0)
+    monkeypatch.setattr(shard_queue, "_FIRST_BACKOFF", 0.0)
+    monkeypatch.setattr(shard_queue, "_MACHINE_BACKOFF", 0.0)
 
 
 def following(queue):
@@ -79,7 +79,7 @@ def test_shards_that_do_not_fit_are_left_and_smaller_ones_taken(planned, choose,
 
 def test_a_worker_for_whose_time_nothing_fits_ends(planned, choose, pace):
     pace.learn(done(planned, 0, seconds=100 * planned.manifest.costs[0]))
-    with pytest.raises(LeaveRun, match="none of 6 shards fits into the 10 s left") as end:
+    with pytest.raises(ReleaseClaims, match="none of 6 shards fits into the 10 s left") as end:
         following(choose(ending_in(50 + 10)))
     assert end.value.ends_all
     assert end.value.code == 0
@@ -95,7 +95,7 @@ def test_one_that_was_slow_to_start_tries_as_well(planned, choose, pace):
     pace.learn(done(planned, 0, seconds=10_000 * planned.manifest.costs[0]))
     queue = choose(ending_in(700))
     assert following(queue) is not None
-    with pytest.raises(LeaveRun, match="none of 5 shards fits"):
+    with pytest.raises(ReleaseClaims, match="none of 5 shards fits"):
         following(queue)
 
 
@@ -109,14 +109,14 @@ def test_what_fits_into_no_walltime_stops_the_run(planned, choose, pace):
 def test_others_may_still_finish_what_is_left(choose, pace, their_board):
     assert their_board.take() is not None
     pace.learn_cuts([cut(shard, 940.0) for shard in range(6) for _ in range(2)], usable=950.0)
-    with pytest.raises(LeaveRun, match="other workers continue"):
+    with pytest.raises(ReleaseClaims, match="other workers continue"):
         following(choose(ending_in(1000)))
 
 
 def test_an_impatient_worker_does_not_wait_for_others(choose, their_board):
     while their_board.take() is not None:
         pass
-    with pytest.raises(LeaveRun, match="6 shards are in other hands") as end:
+    with pytest.raises(ReleaseClaims, match="6 shards are claimed by others") as end:
         following(choose(is_patient=False))
     assert not end.value.ends_all
 
@@ -132,7 +132,7 @@ def test_few_stand_by_and_the_others_end(choose, lease, other, their_board):
         assert following(queue) is None  # it goes on standing by
     lease.release("standby.0")
     assert other.claim("standby.0")
-    with pytest.raises(LeaveRun, match="others stand by"):
+    with pytest.raises(ReleaseClaims, match="others stand by"):
         following(choose())
 
 
@@ -157,7 +157,7 @@ def test_a_shard_that_this_machine_could_not_bear_is_left_for_a_while(choose):
 
 
 def test_after_trouble_the_next_look_comes_later(choose, monkeypatch):
-    monkeypatch.setattr(shard_queue, "_TROUBLE_PAUSE", 60.0)
+    monkeypatch.setattr(shard_queue, "_MACHINE_BACKOFF", 60.0)
     queue = choose()
     queue._leave(0, 0.0)
     assert following(queue) is None
@@ -165,12 +165,12 @@ def test_after_trouble_the_next_look_comes_later(choose, monkeypatch):
 
 def test_nothing_is_taken_from_a_run_that_was_stopped(planned, choose):
     write_stop(planned.paths, StopMark("cancelled", "lunch", "me"))
-    with pytest.raises(LeaveRun, match="cancelled by me: lunch"):
+    with pytest.raises(ReleaseClaims, match="cancelled by me: lunch"):
         following(choose())
 
 
 def test_walltime_notes_of_other_kinds_do_not_count(pace):
-    pace.learn_cuts([DeathNote(0, "a", "died", seconds=900.0)], usable=950.0)
+    pace.learn_cuts([CrashNote(0, "a", "died", seconds=900.0)], usable=950.0)
     assert pace.expected(0) is None
 
 
@@ -186,7 +186,7 @@ def one_left(planned, lease, seconds_ago):
     """Commit all shards but one, at which a worker of this node died some time ago."""
     for shard in range(1, planned.manifest.n_shards):
         planned.commit(shard)
-    note = DeathNote(0, lease.owner.host, "it died", 1, 2, time=time.time() - seconds_ago)
+    note = CrashNote(0, lease.owner.host, "it died", 1, 2, time=time.time() - seconds_ago)
     write_death(planned.paths, note)
 
 
@@ -285,7 +285,7 @@ def test_a_shard_that_would_be_done_sooner_anew_is_claimed_once(helper, held, le
     assert helper._remaining(0) == pytest.approx(1200, rel=0.05)
     assert twin_of(helper) == 0
     assert lease.is_held("split.0.twin")
-    helper._release_twin(0)
+    helper._release_backup(0)
     assert not lease.is_held("split.0.twin")
 
 
@@ -321,7 +321,7 @@ def test_what_would_not_fit_into_our_own_time_is_not_begun(planned, make_queue, 
 
 def test_a_shard_at_which_workers_die_is_not_spread(helper, held, planned):
     held(0, n_done=1, seconds=200)
-    write_death(planned.paths, DeathNote(0, "a", "it died", 1, 2))
+    write_death(planned.paths, CrashNote(0, "a", "it died", 1, 2))
     assert twin_of(helper) is None
 
 

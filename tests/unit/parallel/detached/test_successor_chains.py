@@ -20,7 +20,7 @@ from espnet3.parallel.detached.workforce import Job, Workforce
 from espnet3.schedulers import JobState
 from espnet3.shards.lease import Lease
 from espnet3.shards.records import (
-    DeathNote,
+    CrashNote,
     JobRecord,
     WorkerRecord,
     make_folders,
@@ -83,9 +83,9 @@ def test_what_was_finished_before_does_not_count(paths):
 def test_a_death_at_a_certain_batch_counts_for_it_will_end(paths):
     for number in (2, 3, 4):
         write_worker(paths, worker(number))
-    write_death(paths, DeathNote(0, "n1", "killed", time=250.0))
+    write_death(paths, CrashNote(0, "n1", "killed", time=250.0))
     assert is_fruitless(paths.root, predecessors(paths.root, "slurm", "5"))
-    write_death(paths, DeathNote(0, "n1", "killed", start=4, stop=8, time=250.0))
+    write_death(paths, CrashNote(0, "n1", "killed", start=4, stop=8, time=250.0))
     assert not is_fruitless(paths.root, predecessors(paths.root, "slurm", "5"))
 
 
