@@ -16,8 +16,8 @@ from espnet3.components.data.dataset import sample_rng
 from espnet3.components.data.loader import BatchLoader
 from espnet3.config.load import LoadedConfig
 from espnet3.config.resolve import resolved
+from espnet3.systems.base.datasets import build_sets
 from espnet3.systems.base.training import build_model, build_split_loader, load_loader_config
-from espnet3.systems.base.training_data import build_sets
 
 LIMIT = 1.05
 N_TRAIN = 240

@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from espnet3.config.files import compose, quote_times, read_layers
-from espnet3.config.public_recipes import translated
 from espnet3.config.redact import redact, redact_command
 from espnet3.config.resolve import (
     MOST_LEVELS,
@@ -255,7 +254,26 @@ def load_config(
         merged = _apply(merged, rename_override(parse_override(text), merged), names)
     files_read = tuple(file for found, _ in layers for file in found)
     # References last: only now is it known whether the config has a key expdir of its own.
-    return _loaded(translated(rename_references(merged)), files_read, names)
+    return _loaded(_translated(rename_references(merged)), files_read, names)
+
+
+_OF_PUBLIC_RECIPES = frozenset(
+    {"task", "trainer.init", "dataloader.collate_fn._target_"}
+    | {
+        f"dataloader.{split}.{name}"
+        for split in ("train", "valid")
+        for name in ("iter_factory", "multiple_iterator", "num_shards", "batch_distribution")
+    }
+)
+"""Keys of which a config has one that `public_recipes` may have to read; few others do."""
+
+
+def _translated(layer: Layer) -> Layer:
+    if _OF_PUBLIC_RECIPES.isdisjoint(layer.sources):
+        return layer
+    from espnet3.config.public_recipes import translated
+
+    return translated(layer)
 
 
 _KEPT_FILES = 16

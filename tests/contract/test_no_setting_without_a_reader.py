@@ -20,13 +20,13 @@ from espnet3.systems.asr.system import ASRSystem
 from espnet3.systems.asr.tokenizer_training import load_tokenizer_config
 from espnet3.systems.base.checks import Readers, check_config, is_compared, refuse_unread
 from espnet3.systems.base.context import load_configs
+from espnet3.systems.base.datasets import check_data
 from espnet3.systems.base.inference_config import check_inference
 from espnet3.systems.base.metric_config import load_metrics_config
 from espnet3.systems.base.report_clips import load_report_config
 from espnet3.systems.base.stages import EVERYWHERE, find_stage, stages_of
 from espnet3.systems.base.statistics import load_statistics_config
 from espnet3.systems.base.training import load_loader_config
-from espnet3.systems.base.training_data import check_data
 from espnet3.trainer.config import check_trainer
 from espnet3.trainer.fit import check_fit
 from espnet3.trainer.trainer_block import trainer_arguments

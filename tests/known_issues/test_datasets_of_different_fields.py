@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from espnet3.systems.base import training_data
+from espnet3.systems.base import datasets
 from tests.helpers.shipped_recipes import ShippedRecipe
 
 NETWORK = """
@@ -53,7 +53,7 @@ TRAIN = ("--stages", "train", "--training_config", "conf/mixed.yaml")
 
 @pytest.fixture
 def recipe(tmp_path):
-    training_data._warn.cache_clear()
+    datasets._warn.cache_clear()
     recipe = ShippedRecipe("TEMPLATE/asr", tmp_path / "asr")
     recipe.add("src/net.py", NETWORK)
     recipe.add("conf/mixed.yaml", TRAINING)

@@ -9,11 +9,11 @@ from espnet3.components.data.errors import DataError
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.inference import Speech2Text
+from espnet3.systems.base.datasets import check_test_rates
 from espnet3.systems.base.given_parts import NOTHING_GIVEN
 from espnet3.systems.base.inference import infer
 from espnet3.systems.base.inference_output import OutputSettings
 from espnet3.systems.base.inference_runner import InferenceRunner
-from espnet3.systems.base.sampling_rates import check_test_rates
 from espnet3.systems.base.training import _build_parts, check_train, load_loader_config
 from espnet3.trainer.reporting.summary import StartupTimes
 from tests.helpers.recognizer_parts import (

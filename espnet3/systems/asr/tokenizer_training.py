@@ -44,8 +44,8 @@ from espnet3.parallel.clusters.registry import check_resources
 from espnet3.parallel.env_provider import EnvironmentProvider
 from espnet3.parallel.parallel import as_parallel_config, use_parallel
 from espnet3.systems.asr.preprocessor import text_of
+from espnet3.systems.base.inference_provider import ORGANIZER
 from espnet3.systems.base.stages import Skipped
-from espnet3.systems.base.training_data import ORGANIZER
 from espnet3.systems.base.training_record import has_weights
 
 if TYPE_CHECKING:

@@ -25,6 +25,7 @@ from espnet3.parallel.tasks import bind
 from espnet3.shards.layout import RunLayout
 from espnet3.systems.base.checks import keys_of_others, names_in_code
 from espnet3.systems.base.context import results_folder, whole_folder
+from espnet3.systems.base.datasets import check_test_samples
 from espnet3.systems.base.inference_config import (
     BATCHING,
     OUTPUTS,
@@ -42,7 +43,6 @@ from espnet3.systems.base.inference_provider import (
     organizer_defaults,
     provider_arguments,
 )
-from espnet3.systems.base.sampling_rates import check_test_samples
 from espnet3.systems.base.stages import Detached
 from espnet3.systems.base.training_fingerprint import describe_targets
 from espnet3.text import count

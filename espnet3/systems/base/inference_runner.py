@@ -21,6 +21,7 @@ from espnet3.parallel.base_runner import BaseRunner, one_or_more
 from espnet3.parallel.tasks import RunSpec, overridden
 from espnet3.shards.layout import committed_path, run_folder_of
 from espnet3.shards.merge import join_files, join_scp, read_failures, require_done
+from espnet3.systems.base.datasets import check_call
 from espnet3.systems.base.inference_output import (
     Need,
     OutputSettings,
@@ -33,7 +34,6 @@ from espnet3.systems.base.inference_output import (
     to_records,
     to_texts,
 )
-from espnet3.systems.base.sampling_rates import check_call
 
 logger = logging.getLogger(__name__)
 RESULTS = "results.jsonl"

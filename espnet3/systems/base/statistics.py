@@ -23,6 +23,7 @@ from espnet3.errors import ConfigError, StaleRunError, suggest
 from espnet3.parallel.clusters.registry import check_resources
 from espnet3.parallel.identity import is_below
 from espnet3.parallel.parallel import as_parallel_config
+from espnet3.systems.base.datasets import warn_of_fields
 from espnet3.systems.base.inference import PlannedRun, run_all
 from espnet3.systems.base.inference_provider import ORGANIZER
 from espnet3.systems.base.run_description import (
@@ -31,7 +32,6 @@ from espnet3.systems.base.run_description import (
     describe_job_script,
 )
 from espnet3.systems.base.statistics_provider import COLLECT_FEATS, StatisticsProvider, build_split
-from espnet3.systems.base.training_data import warn_of_fields
 from espnet3.systems.base.training_fingerprint import describe_targets
 
 if TYPE_CHECKING:

@@ -258,9 +258,9 @@ class BaseSystem:
 
     def check_infer(self) -> None:
         """Check the inference config before anything runs."""
+        from espnet3.systems.base.datasets import check_test_rates
         from espnet3.systems.base.inference import parallel_of
         from espnet3.systems.base.inference_config import check_inference
-        from espnet3.systems.base.sampling_rates import check_test_rates
 
         parallel_of(self.config_for("infer"), detach=self.detach)
         check_inference(self.config_for("infer"))

@@ -11,9 +11,9 @@ from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError
 from espnet3.io.atomic import write_text
 from espnet3.systems.base.context import completed
+from espnet3.systems.base.datasets import build_sets, check_data, check_fields, has_split
 from espnet3.systems.base.given_parts import NOTHING_GIVEN, GivenParts
 from espnet3.systems.base.stages import Skipped
-from espnet3.systems.base.training_data import build_sets, check_data, check_fields, has_split
 from espnet3.systems.base.training_fingerprint import TrainingDescription, set_random_state
 from espnet3.systems.base.training_record import Comparison, compare_training
 from espnet3.text import duration
@@ -202,7 +202,7 @@ def check_train(
         StaleRunError: another training is in the folder.
     """
     load_lightning()
-    from espnet3.systems.base.sampling_rates import check_training_rates
+    from espnet3.systems.base.datasets import check_training_rates
     from espnet3.trainer.fit import check_fit
     from espnet3.trainer.launching.launch_check import check_launch
     from espnet3.trainer.optimization.optimization_config import OptimizationConfig
@@ -361,7 +361,7 @@ def _build_parts(
     given: GivenParts,
 ) -> "TrainingParts":
     """Build datasets, unless that was done to describe them, and then model and loaders."""
-    from espnet3.systems.base.sampling_rates import check_training_samples
+    from espnet3.systems.base.datasets import check_training_samples
     from espnet3.trainer.fit import TrainingParts
 
     with times.part("datasets"):

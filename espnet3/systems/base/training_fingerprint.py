@@ -108,7 +108,7 @@ def describe_training_run(
 
 def _build_sets(values: Mapping[str, Any], given: GivenParts) -> tuple[dict[str, Any], Any]:
     """Build the datasets as the training does; return them with the random state they leave."""
-    from espnet3.systems.base.training_data import build_sets
+    from espnet3.systems.base.datasets import build_sets
 
     had_torch = _torch() is not None
     with _seeded(values):

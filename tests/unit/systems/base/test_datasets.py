@@ -5,7 +5,7 @@ import pytest
 from espnet3.components.data.dataset import CombinedDataset
 from espnet3.config.load import load_config
 from espnet3.errors import ConfigError
-from espnet3.systems.base.training_data import build_sets, check_data, has_split
+from espnet3.systems.base.datasets import build_sets, check_data, has_split
 
 DATASET = """
 class Dataset:
