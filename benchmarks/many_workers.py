@@ -24,7 +24,7 @@ import cloudpickle
 from benchmarks.figures import Figure
 from benchmarks.file_operations import FileOperations
 from espnet3.parallel import BaseRunner, use_parallel
-from espnet3.parallel.detached.launch import SharedWorkers
+from espnet3.parallel.detached.control import SharedWorkers
 from espnet3.parallel.detached.worker import DetachedWorker
 from espnet3.parallel.open_pool import InlinePool
 from espnet3.parallel.signals import EndSignals

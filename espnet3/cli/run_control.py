@@ -30,10 +30,16 @@ from espnet3.cli.run_view import (
 )
 from espnet3.commands import override_key
 from espnet3.errors import EspnetError
-from espnet3.parallel.detached.cancel import PATIENCE_SECONDS, Cancelled, cancel_runs
+from espnet3.parallel.detached.control import (
+    PATIENCE_SECONDS,
+    Cancelled,
+    Resumed,
+    cancel_runs,
+    resume_runs,
+    retry_runs,
+)
 from espnet3.parallel.detached.folder_access import Patience, reports_folder_errors
 from espnet3.parallel.detached.overview import Overview, failure_of, wait_for
-from espnet3.parallel.detached.resume import Resumed, resume_runs, retry_runs
 from espnet3.shards.records import RecordPaths
 from espnet3.text import count, on_one_line
 

@@ -288,7 +288,7 @@ class BaseRunner:
             not_results=not_results_of(self),
         )
         if self._is_detached(config, client):
-            from espnet3.parallel.detached.launch import launch
+            from espnet3.parallel.detached.control import launch
 
             return launch(self, request, self._spec(), config, self._policy(config), client)
         driver = FolderDriver(request, self._spec(), self.provider, config, client)
@@ -319,7 +319,7 @@ class BaseRunner:
                 "end with this program.",
                 fix=f"Write: {name}(provider, output_dir=...), or parallel.mode: sync",
             )
-        from espnet3.parallel.detached.launch import SharedWorkers
+        from espnet3.parallel.detached.control import SharedWorkers
 
         if client is not None and not isinstance(client, SharedWorkers):
             raise ConfigError(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from espnet3.parallel import BaseRunner
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.detached.launch import prepare
+from espnet3.parallel.detached.control import prepare
 from espnet3.parallel.folder_run import RunRequest
 from espnet3.parallel.identity import describe_run
 from espnet3.schedulers import node_name

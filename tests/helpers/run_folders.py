@@ -153,7 +153,7 @@ def run_sound(folder: Path) -> Any:
 def describe(folder: Path, **parallel: Any) -> None:
     """Make a folder that of a detached run, without starting its workers."""
     with pytest.MonkeyPatch.context() as patch, use_parallel({"mode": "async", **parallel}):
-        patch.setattr("espnet3.parallel.detached.launch.submit_missing", lambda *_: None)
+        patch.setattr("espnet3.parallel.detached.control.submit_missing", lambda *_: None)
         run_square(folder)
 
 

@@ -15,7 +15,7 @@ import pytest
 from espnet3.errors import ConfigError
 from espnet3.parallel import BaseRunner, use_parallel
 from espnet3.parallel.clusters.local_gpu import uses_dask_cuda, worker_variables
-from espnet3.parallel.detached.processes import process_variables
+from espnet3.parallel.detached.submit import process_variables
 from espnet3.parallel.parallel import as_parallel_config
 from tests.helpers.exhaustive import few
 from tests.helpers.phrases import too_few_gpus

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.many_workers import Nap, Sleeper
 from espnet3.parallel import use_parallel
-from espnet3.parallel.detached.launch import SharedWorkers
+from espnet3.parallel.detached.control import SharedWorkers
 from espnet3.parallel.detached.worker import DetachedWorker
 from espnet3.parallel.open_pool import InlinePool
 from espnet3.parallel.signals import EndSignals

@@ -11,7 +11,7 @@ import pytest
 from espnet3.errors import ResourceError
 from espnet3.parallel.detached import job_script
 from espnet3.parallel.detached import submit as submit_module
-from espnet3.parallel.detached.cancel import cancel_runs
+from espnet3.parallel.detached.control import cancel_runs
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.overview import look
 from espnet3.parallel.detached.submit import submit_workers

@@ -14,9 +14,9 @@ from espnet3.errors import ResourceError
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached import successor_main as succeed_module
 from espnet3.parallel.detached import workforce as workforce_module
+from espnet3.parallel.detached.control import resume_runs
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.overview import look
-from espnet3.parallel.detached.resume import resume_runs
 from espnet3.parallel.detached.submit import SubmissionRefusedError, jobs_per_hour, submit_workers
 from espnet3.parallel.detached.successor_main import Follower, load_config
 from espnet3.parallel.detached.workforce import read_workforce

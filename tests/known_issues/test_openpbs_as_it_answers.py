@@ -14,7 +14,7 @@ from espnet3.parallel.checkup.backend import check_queue
 from espnet3.parallel.checkup.submit import ProbeJob, submit_probe
 from espnet3.parallel.config import ParallelConfig
 from espnet3.parallel.detached import successor_main
-from espnet3.parallel.detached.cancel import cancel_runs
+from espnet3.parallel.detached.control import cancel_runs
 from espnet3.parallel.detached.explain import explain_run
 from espnet3.parallel.detached.logs import logs_of_failed
 from espnet3.parallel.detached.successor_main import Follower, load_config

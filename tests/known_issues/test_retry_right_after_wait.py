@@ -6,7 +6,7 @@ import pytest
 
 from espnet3.errors import RunFolderError
 from espnet3.parallel.base_runner import BaseRunner
-from espnet3.parallel.detached.resume import refuse_merging
+from espnet3.parallel.detached.control import refuse_merging
 from espnet3.parallel.env_provider import EnvironmentProvider
 from espnet3.shards.lease import Lease
 

@@ -16,9 +16,8 @@ from espnet3.shards.merge import check_complete, read_success
 
 if TYPE_CHECKING:
     from espnet3.findings import Finding
-    from espnet3.parallel.detached.cancel import Cancelled
+    from espnet3.parallel.detached.control import Cancelled, Resumed, Retried
     from espnet3.parallel.detached.overview import Overview
-    from espnet3.parallel.detached.resume import Resumed, Retried
 
 
 class DetachedRun:
@@ -68,7 +67,7 @@ class DetachedRun:
 
     def cancel(self, reason: str = "") -> "Cancelled":
         """Stop all workers and jobs; finished shards are kept. Returns those that are left."""
-        from espnet3.parallel.detached.cancel import cancel_runs
+        from espnet3.parallel.detached.control import cancel_runs
 
         with reached(self.run_dir):
             (cancelled,) = cancel_runs([self.run_dir], reason=reason)
@@ -88,7 +87,7 @@ class DetachedRun:
             n_more: how many to add; if None, as many as are missing to `n_workers`.
             trust: a user whose code may be run as well as one's own.
         """
-        from espnet3.parallel.detached.resume import resume_runs
+        from espnet3.parallel.detached.control import resume_runs
 
         with reached(self.run_dir):
             return resume_runs([self.run_dir], parallel, n_more=n_more, trust=trust)
@@ -101,7 +100,7 @@ class DetachedRun:
         trust: str | None = None,
     ) -> "Retried":
         """Run the shards with failed items again, and resume."""
-        from espnet3.parallel.detached.resume import retry_runs
+        from espnet3.parallel.detached.control import retry_runs
 
         with reached(self.run_dir):
             return retry_runs([self.run_dir], parallel, n_more=n_more, trust=trust)

@@ -16,7 +16,7 @@ from espnet3.config.sources import names_places
 from espnet3.config.targets import argument_names, locate
 from espnet3.errors import ConfigError, EspnetError, ProviderError
 from espnet3.parallel.base_runner import BaseRunner, apply_settings
-from espnet3.parallel.detached.launch import SharedWorkers
+from espnet3.parallel.detached.control import SharedWorkers
 from espnet3.parallel.execute import check_env
 from espnet3.parallel.open_pool import SharedCluster
 from espnet3.parallel.parallel import as_parallel_config, use_parallel

@@ -144,7 +144,7 @@ def test_a_folder_that_one_may_not_write_into_is_said_to_be_so(detached, capsys,
     def refuse(*_: object) -> None:
         raise PermissionError(13, "Permission denied", str(detached.paths.stop))
 
-    monkeypatch.setattr("espnet3.parallel.detached.cancel.write_stop", refuse)
+    monkeypatch.setattr("espnet3.parallel.detached.control.write_stop", refuse)
     assert main(["cancel", str(detached.root)]) == 1
     error = capsys.readouterr().err
     assert f"The run folder {detached.root} cannot be used: Permission denied" in error

@@ -6,8 +6,8 @@ import pytest
 from espnet3.cli.main import main
 from espnet3.cli.run_control import parse
 from espnet3.errors import ConfigError
+from espnet3.parallel.detached.control import changed_config
 from espnet3.parallel.detached.description import load_trusted
-from espnet3.parallel.detached.resume import changed_config
 from espnet3.shards.records import RecordPaths, read_deaths, read_stop
 from tests.helpers.phrases import says_to_rerun
 

@@ -19,8 +19,13 @@ from espnet3.parallel.detached.job_script import (
     make_job,
     walltime_of,
 )
-from espnet3.parallel.detached.processes import process_state, start_process
-from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
+from espnet3.parallel.detached.submit import (
+    cancel_jobs,
+    job_states,
+    process_state,
+    start_process,
+    submit_workers,
+)
 from espnet3.schedulers import known_scheduler
 from espnet3.shards.lease import machine_id, start_time
 from espnet3.shards.records import JobRecord
