@@ -154,7 +154,7 @@ def _run_selected(line: TypedLine, selected: Sequence[Selected], working_dir: st
 
 
 def _invocation(line: TypedLine, working_dir: str) -> "Invocation":
-    # Imported after the checks: what is wrong is told without what only a stage needs.
+    # Imported after the checks: mistakes are reported without what only a stage needs.
     from espnet3.systems.base.stages import Invocation
 
     return Invocation([*line.program, *line.options.words], working_dir, line.recipe_dir)

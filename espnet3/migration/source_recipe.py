@@ -47,6 +47,7 @@ _TASK_DEFAULTS = {
 }  # fmt: skip
 """Where the script of another task does something else."""
 _NOT_SOURCED = {"path.sh", "parse_options.sh", "cmd.sh"}
+_STAGES = {"stage", "stop_stage"}
 _MOST_BYTES = 1 << 20
 _NONE = ("none", "null", "nil")
 """Texts that ESPnet2 takes for no value."""
@@ -346,8 +347,8 @@ def _take_calls(recipe: SourceRecipe, calls: list[Call]) -> None:
         shown = " ".join(str(getattr(w.value, "text", w.value)) for w in call.words)
         if not (call.is_certain and calls[0].is_certain):
             differing = sorted({*differing, *(options.keys() ^ recipe.options.keys())})
-        if set(differing) <= {"stage", "stop_stage"}:
-            recipe.options.update({name: options[name] for name in new})
+        if set(differing) <= _STAGES:
+            recipe.options.update({name: options[name] for name in new - _STAGES})
             note = "a further call, with the options of the first one"
             journal.taken(origin, call.program, shown, "", note)
         else:

@@ -179,7 +179,7 @@ def _read_proven(shard: tuple[str, Done]) -> dict[str, bytes] | None:
     try:
         found = os.listdir(folder)
         if len(found) != len(done.files) + 1 or DONE not in found:
-            return None  # a file that is missing among so many is told by its name, below
+            return None  # a file that is missing among so many is named below
         for name, expected in done.files.items():
             content = _read_small(f"{folder}/{name}", expected)
             if content is None:

@@ -289,7 +289,7 @@ async def _watch(cluster: Any, listen: Callable[[Any], Awaitable[None]], comm: A
 
 
 async def _subscribe_again(cluster: Any) -> Any:
-    """Return a new connection on which the Dask scheduler tells of its workers; None at the end."""
+    """Return a new connection on which the Dask scheduler reports its workers; None at the end."""
     from distributed.core import Status
     from distributed.objects import SchedulerInfo
 
@@ -499,7 +499,7 @@ def no_cluster(error: Exception, namespace: str, *, creates: bool = False) -> Es
         reason = f"{refusal.message.rstrip('.')} (HTTP {refusal.code})"
         advice = advise(refusal, namespace, creates=creates)
     elif is_not_found(error):
-        advice = "It was deleted while it started, by somebody or by the operator; try again"
+        advice = "It was deleted while it started, by a user or by the operator; try again"
     elif log := _log_in(error):
         advice = f"The Dask scheduler ended at once; mend what its log says:\n{log}"
     else:
@@ -571,7 +571,7 @@ class _StartWatch:
         name = f"DaskCluster {self._api.cluster}"
         if found is None:
             raise ResourceError(
-                f"{name} is gone: somebody deleted it while it started.", fix="Try again."
+                f"{name} is gone: a user deleted it while it started.", fix="Try again."
             )
         if not (found.get("status") or {}).get("phase"):
             raise ResourceError(

@@ -143,7 +143,7 @@ def advise(refusal: Refusal, namespace: str, *, creates: bool = False) -> str:
         return f"The Dask operator is not installed in that cluster; ask an admin for: {INSTALL}"
     if code == 404:
         return (
-            "It was deleted meanwhile, by somebody or by the operator; run the same command again"
+            "It was deleted meanwhile, by a user or by the operator; run the same command again"
         )
     if code == 409:
         return (

@@ -253,7 +253,7 @@ class PodMonitor:
         # Twice, lest a single odd answer end the run.
         if self._n_gone >= 2:
             raise WorkerError(
-                f"DaskCluster {self._cluster} is gone: somebody deleted it, or the operator did "
+                f"DaskCluster {self._cluster} is gone: a user deleted it, or the operator did "
                 "because it was idle for longer than parallel.options.idle_timeout. Finished "
                 "shards are kept.",
                 fix="Run the same command again.",

@@ -240,7 +240,7 @@ def _heard() -> Iterator[list[str]]:
     handler, level, propagate = Keep(), source.level, source.propagate
     source.addHandler(handler)
     source.setLevel(logging.INFO)
-    # Kept for the error: printed as they come, they would be told twice.
+    # Kept for the error: printed as they come, they would be shown twice.
     source.propagate = False
     try:
         yield lines

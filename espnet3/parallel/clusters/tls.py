@@ -63,7 +63,7 @@ class RunSecurity(Security):
         try:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             _sweep(self.folder.parent)
-            # It must not exist: a folder that somebody else has made would be theirs to read.
+            # It must not exist: a folder that another user made would be theirs to read.
             self.folder.mkdir(mode=0o700)
             certificate, key = _make_certificate()
             _write_private(self.folder / _KEY, key)

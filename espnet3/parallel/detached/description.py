@@ -419,7 +419,7 @@ def read_own(path: Path, trust: str | None) -> bytes:
     check_folder(path.parent, trust)
     try:
         # No link: it could lead to another file of the caller's, such as another run's code.
-        # O_NONBLOCK: opening a FIFO that somebody put there would wait for ever.
+        # O_NONBLOCK: opening a FIFO that another user put there would wait for ever.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             found = os.fstat(descriptor)

@@ -196,5 +196,5 @@ def _merger(run_dir: Path) -> str:
     holder = claims(layout.leases).get("merge", "")
     return next(
         (str(owner) for owner in living_owners(layout.leases) if owner.owner_id == holder),
-        "Somebody",
+        "Another process",
     )

@@ -161,7 +161,7 @@ class _Worker:
         )
 
     def _pin_gpus(self) -> None:
-        """Show the child those of its GPUs, where a scheduler or the job's script speaks of any."""
+        """Show the child those of its GPUs, where a scheduler or the job's script names any."""
         if not os.environ.keys() & {VARIABLE, REQUESTED}:
             return
         # Before the child starts: CUDA reads the variable once, at its first use.

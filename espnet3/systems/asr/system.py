@@ -26,7 +26,7 @@ class ASRSystem(BaseSystem):
 
     def readers_of(self, stage_name: str) -> "Sequence[Reader]":
         """Return the functions that read the config of a stage, and refuse what is wrong."""
-        # Each imported for its own stage alone: a misspelt key must be told at once.
+        # Each imported for its own stage alone: a misspelt key must be reported at once.
         if stage_name == "train_tokenizer":
             from espnet3.systems.asr.tokenizer_training import load_tokenizer_block
 

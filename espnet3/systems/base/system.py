@@ -105,7 +105,7 @@ class BaseSystem:
     def readers_of(self, stage_name: str) -> "Sequence[Reader]":
         """Return the functions that read the config of a stage of ours, and refuse what is wrong.
 
-        All that they refuse is told at once, with misspelt keys, so they import nothing heavy.
+        All that they refuse is reported at once, with misspelt keys, so they import nothing heavy.
         """
         from espnet3.systems.base.checks import readers_of
 

@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from espnet3.migration.source_recipe import SourceRecipe, read_recipe
+from tests.helpers.census_settings import N_RECIPES, make_settings
+from tests.helpers.census_shell import Speller
+from tests.helpers.exhaustive import few
 
 STUB = """#!/usr/bin/env bash
 printf '%s\\0' "$@" "<end>" >> "$(dirname "$0")/passed"
@@ -23,6 +26,7 @@ FILES = {
     "conf/args.sh": 'asr_args="--max_epoch 3"\nasr_args="${asr_args} --patience 1"\n',
     "conf/train_asr.yaml": "max_epoch: 1\n",
     "local/data.sh": "exit 0\n",
+    "local/prepare_extra.py": "#!/bin/true\n",
     "data/tr/text": "a b\n",
     "db.sh": "CORPUS=downloads\n",
 }
@@ -264,3 +268,18 @@ def test_what_is_not_known_is_listed_and_never_wrong(habit, tmp_path):
     assert recipe.journal.left_behind
     assert not {name for name in wrong & found.keys() if "./asr.sh" not in listed}
     assert all(f"--{name}" in listed or "$@" in listed or "./asr.sh" in listed for name in wrong)
+
+
+@pytest.mark.parametrize("number", few(range(N_RECIPES), 10))
+def test_the_run_sh_of_the_census_is_read_as_bash_runs_it(number, tmp_path):
+    settings = make_settings(number)
+    speller = Speller(settings)
+    folder = written(tmp_path / "it's a recipe", "")
+    counted = {f"data/{name}.txt": "x\n" for name in settings.options}
+    for name, text in {"run.sh": speller.script(), **speller.files, **counted}.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    recipe = read_recipe(folder)
+    passed, found = passed_by_bash(folder), read(recipe)
+    listed = {entry.name for entry in recipe.journal.left_behind}
+    assert found == {name: passed[name] for name in passed if f"--{name}" not in listed}
