@@ -18,8 +18,6 @@ from espnet3.commands import recipe_command
 from espnet3.config.content import WEIGHTS
 from espnet3.config.sources import Source, names_places
 from espnet3.errors import ConfigError
-from espnet3.io.atomic import is_temp_name
-from espnet3.shards.layout import manifest_path, shard_of
 from espnet3.systems.base.stages import KINDS, Stage
 
 if TYPE_CHECKING:
@@ -639,12 +637,17 @@ def found_test_sets(inference_dir: Path) -> list[str]:
     """Return the folders of results, sorted: also one that has begun but has no results yet."""
     if not inference_dir.is_dir():
         return []
+    # Imported where there is a folder of results: a wrong key is told without.
+    from espnet3.shards.layout import shard_of
 
     folders = (path for path in inference_dir.iterdir() if path.is_dir())
     return sorted(f.name for f in folders if shard_of(f.name) is None and _is_test_set(f))
 
 
 def _is_test_set(folder: Path) -> bool:
+    from espnet3.io.atomic import is_temp_name
+    from espnet3.shards.layout import manifest_path
+
     files = folder.glob("*.scp")
     is_there = any(file.is_file() and not is_temp_name(file.name) for file in files)
     return is_there or manifest_path(folder).exists()

@@ -10,7 +10,6 @@ import os
 import platform
 import shlex
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,8 +21,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from espnet3 import __version__
 from espnet3.errors import ConfigError, suggest
-from espnet3.io.atomic import write_json, write_text
-from espnet3.shards.lease import start_time
 from espnet3.text import first_line
 
 if TYPE_CHECKING:
@@ -431,6 +428,8 @@ class StageRecord:
 
     def publish(self) -> None:
         """Write it, as the stage has something to do."""
+        from espnet3.io.atomic import write_text
+
         if not self._is_published:
             self._is_published = True
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -458,9 +457,14 @@ class StageRecord:
         return self.folder / f"{self.stage.name}.yaml", self.folder / f"{self.stage.name}.json"
 
     def _write(self) -> None:
+        # What records need is imported late: a wrong key is told without.
+        from espnet3.io.atomic import write_json
+
         write_json(self._files[1], self._values)
 
     def _describe(self) -> dict[str, Any]:
+        from espnet3.shards.lease import start_time
+
         return {
             "stage": self.stage.name,
             "number": self.stage.number,
@@ -561,6 +565,8 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    import subprocess
+
     # Reading must not take the lock of the index from a git command of the user's.
     environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
     for name in _OF_ANOTHER:
