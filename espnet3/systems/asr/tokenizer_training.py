@@ -392,7 +392,7 @@ def train_tokenizer(loaded: LoadedConfig) -> Any:
         StaleRunError: A trained model needs the tokenizer as it is.
     """
     config = load_tokenizer_config(loaded)
-    texts = _texts(config, loaded)
+    texts = _texts(config, loaded.plain(), as_parallel_config(loaded))
     # The texts are read even if a tokenizer exists; only they can tell whether it is stale.
     summary = summarize(texts)
     source = _describe_source(config, summary)
@@ -453,7 +453,9 @@ def describe_train_tokenizer(loaded: LoadedConfig) -> list[str]:
     return lines
 
 
-def _texts(config: TokenizerConfig, loaded: LoadedConfig) -> Iterable[str]:
+def _texts(
+    config: TokenizerConfig, values: Mapping[str, Any], parallel: "ParallelConfig"
+) -> Iterable[str]:
     """Return the texts, which can be gone through more than once.
 
     Those of the training sets are kept in a folder beside the tokenizer, so that a killed run
@@ -463,8 +465,7 @@ def _texts(config: TokenizerConfig, loaded: LoadedConfig) -> Iterable[str]:
         key, texts = TEXT_BUILDER, built_texts(config.text_builder)
     else:
         folder = config.folder.with_name(f"{config.folder.name}_texts")
-        key, parallel = "dataset.train", as_parallel_config(loaded)
-        texts = dataset_texts(loaded.plain(), parallel, folder)
+        key, texts = "dataset.train", dataset_texts(values, parallel, folder)
     # Here, because the trainers would fail without naming the key.
     if next(iter(texts), None) is None:
         problem = "gives no texts to train a tokenizer on"
