@@ -386,14 +386,16 @@ def open_client(target: Any, *, plugin: Any = None, setup_fn: Any = None) -> Ite
 
 @contextmanager
 def _connect(target: Any) -> Iterator[Any]:
+    from espnet3.parallel.clusters.registry import start_cluster
+    from espnet3.parallel.config import ParallelConfig
+
+    # Before Dask is imported: jobs start meanwhile.
+    cluster: Any = start_cluster(target) if isinstance(target, ParallelConfig) else target
     from distributed import Client
 
-    from espnet3.parallel.clusters.registry import start_cluster
-
-    if isinstance(target, Client):
-        yield target
+    if isinstance(cluster, Client):
+        yield cluster
         return
-    cluster: Any = target if isinstance(target, str) else start_cluster(target)
     # Undone in reverse: client, cluster, and last the logs, which jobs write until they end.
     with ExitStack() as stack:
         if (logs := getattr(cluster, "own_logs", None)) is not None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from espnet3.errors import ConfigError
+from espnet3.parallel.clusters.certificates import Certificates
 from espnet3.parallel.clusters.dask_config import settings
 from espnet3.parallel.clusters.gpus import REQUESTED, VARIABLE, WORKERS
 from espnet3.parallel.clusters.job_logs import OwnLogs
@@ -63,6 +64,8 @@ def complete_options(
 ) -> dict[str, Any]:
     """Return the user's options, word for word, and what makes them right by default.
 
+    Its `security` are `Certificates`, unless the user has chosen: Dask is not imported.
+
     Args:
         config: of a backend of dask-jobqueue.
         is_dry: only to look at the job script; then no scheduler is asked, and nothing logged.
@@ -103,7 +106,7 @@ def complete_options(
     options["worker_extra_args"] = _worker_arguments(given)
     options["scheduler_options"] = _scheduler_options(config, given, is_dry=is_dry)
     if not is_detached and not _has_own_protocol(given):
-        options["security"] = _security(given, is_dry=is_dry)
+        options["security"] = _certificates(given, is_dry=is_dry)
     return options
 
 
@@ -297,15 +300,13 @@ def _has_own_protocol(given: _Given) -> bool:
     )
 
 
-def _security(given: _Given, *, is_dry: bool) -> Any:
-    from espnet3.parallel.clusters.tls import RunSecurity
-
+def _certificates(given: _Given, *, is_dry: bool) -> Certificates:
     # Nodes must read the certificates, as they must write the logs.
     shared = given.get("shared_temp_directory") or given.get("log_directory") or "."
     base = _expanded(shared)
     if "\n" in str(base):  # Dask would take the path for the certificate itself
         base = Path.home() / ".espnet3" / "tls"
-    return RunSecurity(base, name=".espnet3-tls" if is_dry else None)
+    return Certificates(base, name=".espnet3-tls" if is_dry else None)
 
 
 def _expanded(folder: str) -> Path:

@@ -18,7 +18,9 @@ from espnet3.config.advice import unknown_hint
 from espnet3.config.redact import scrub_text
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.memory import rare_collections
+from espnet3.parallel.clusters.certificates import Certificates
 from espnet3.parallel.clusters.dask_config import quiet_settings, settings
+from espnet3.parallel.clusters.early_jobs import WORKER_MAIN, EarlyJobs, submit_early
 from espnet3.parallel.clusters.gpus import REQUESTED
 from espnet3.parallel.clusters.job_cluster import JobCluster, kept_cluster_class
 from espnet3.parallel.clusters.job_header import WHERE, merge_header, told
@@ -43,7 +45,6 @@ T = TypeVar("T")
 _EXAMPLES = {"cores": "4", "memory": "16GB", "disk": "10GB"}
 _SHOWN_QUEUES = 10
 _DASKS_WORKER = "-m distributed.cli.dask_worker"
-_WORKER_MAIN = "-m espnet3.parallel.clusters.worker_main"
 
 
 def start(config: "ParallelConfig", backend: Backend) -> Any:
@@ -53,6 +54,35 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
         ConfigError: if the cluster class refuses the options; nothing was submitted.
         ResourceError: if the scheduler refuses a job; those it had accepted are cancelled.
     """
+    config, logs = with_own_logs(config)
+    options = complete_options(config)
+    early: EarlyJobs | None = None
+    try:
+        check_log_folder(options)
+        early = submit_early(config, backend, options)
+        cluster = _make_cluster(config, backend, options, early)
+        _log_about_workers(config, cluster)
+        try:
+            _submit(cluster, config)
+            if early is not None:
+                early.cancel_rest()
+        except BaseException:  # Ctrl-C above all: what was submitted so far must not stay behind
+            cluster.close()
+            raise
+    except BaseException:
+        if early is not None:
+            early.undo()
+        if logs is not None:
+            logs.end(is_well=False)
+        raise
+    cluster.own_logs = logs
+    return cluster
+
+
+def _make_cluster(
+    config: "ParallelConfig", backend: Backend, options: dict[str, Any], early: EarlyJobs | None
+) -> Any:
+    """Import Dask and start its scheduler, for workers whose jobs may be there already."""
     with sigint_kept(), rare_collections():
         start_cluster = cluster_class(config.env, backend)
     import dask
@@ -60,29 +90,24 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
     from espnet3.parallel.clusters.tls import removing_certificates
 
     scheduler = known_scheduler(config.env)
-    config, logs = with_own_logs(config)
-    options = complete_options(config)
-    try:
-        check_log_folder(options)
-        with dask.config.set(quiet_settings()):
-            cluster = checked(
-                kept_cluster_class(removing_certificates(start_cluster)),
-                config,
-                backend,
-                {**options, "job_cls": patched_job_class(start_cluster.job_cls, scheduler)},
-            )
-        _log_about_workers(config, cluster)
-        try:
-            _submit(cluster, config)
-        except BaseException:  # Ctrl-C above all: what was submitted so far must not stay behind
-            cluster.close()
-            raise
-    except BaseException:
-        if logs is not None:
-            logs.end(is_well=False)
-        raise
-    cluster.own_logs = logs
-    return cluster
+    job_class = patched_job_class(start_cluster.job_cls, scheduler, early)
+    options = {**_with_security(options), "job_cls": job_class}
+    if early is not None:
+        port = early.release_port()
+        options["scheduler_options"] = {**options["scheduler_options"], "port": port}
+    with dask.config.set(quiet_settings()):
+        cluster_type = kept_cluster_class(removing_certificates(start_cluster))
+        return checked(cluster_type, config, backend, options)
+
+
+def _with_security(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with certificates as Dask takes them."""
+    from espnet3.parallel.clusters.tls import RunSecurity
+
+    files = options.get("security")
+    return (
+        {**options, "security": RunSecurity(files)} if isinstance(files, Certificates) else options
+    )
 
 
 def _log_about_workers(config: "ParallelConfig", cluster: Any) -> None:
@@ -127,7 +152,7 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
 
     async def render() -> str:
         # Asynchronous, and never awaited: so no scheduler is started.
-        options = {**complete_options(config, is_dry=True), "asynchronous": True}
+        options = {**_with_security(complete_options(config, is_dry=True)), "asynchronous": True}
         with removing_new_folder(options.get("log_directory")):
             options["job_cls"] = patched_job_class(cluster.job_cls, known_scheduler(config.env))
             script: str = checked(cluster, config, backend, options).job_script()
@@ -244,10 +269,15 @@ def describe_refusal(scheduler: Scheduler, command: str, said: str) -> str:
     return f"{advice}: {first_few(known, _SHOWN_QUEUES)}. Such as: {line}"
 
 
-def patched_job_class(job_class: Any, scheduler: Scheduler) -> Any:
+def patched_job_class(job_class: Any, scheduler: Scheduler, early: EarlyJobs | None = None) -> Any:
     """Return a job class of dask-jobqueue 0.9 that can be interrupted and closed at any time.
 
     Its script has each option of the scheduler once, and its commands are called as everywhere.
+
+    Args:
+        job_class: that of dask-jobqueue.
+        scheduler: of the jobs.
+        early: jobs that were submitted before.
     """
     from distributed.core import Status
 
@@ -258,13 +288,18 @@ def patched_job_class(job_class: Any, scheduler: Scheduler) -> Any:
             # Not for `worker_command`: dask-jobqueue gives --nworkers and --nanny to Dask's alone.
             if kwargs.get("worker_command") is None and kwargs.get("nanny") is not False:
                 template: str = vars(self)["_command_template"]
-                self._command_template = template.replace(_DASKS_WORKER, _WORKER_MAIN, 1)
+                self._command_template = template.replace(_DASKS_WORKER, WORKER_MAIN, 1)
 
         async def _submit_job(self, script_filename: str) -> str:
+            words = shlex.split(self.submit_command)
+            if early is not None:
+                take = partial(early.take, str(self.name), self.job_script(), words)
+                if job_id := await _in_thread(take):
+                    return job_id
             submit = partial(
                 scheduler.submit_script,
                 script_filename,
-                words=shlex.split(self.submit_command),
+                words=words,
                 environment=submission_environment(),
             )
             return await _in_thread(submit)

@@ -142,9 +142,7 @@ def advise(refusal: Refusal, namespace: str, *, creates: bool = False) -> str:
     if code == 404 and creates:
         return f"The Dask operator is not installed in that cluster; ask an admin for: {INSTALL}"
     if code == 404:
-        return (
-            "It was deleted meanwhile, by a user or by the operator; run the same command again"
-        )
+        return "It was deleted meanwhile, by a user or by the operator; run the same command again"
     if code == 409:
         return (
             "There is one of that name. Choose another parallel.options.name, or delete it: "

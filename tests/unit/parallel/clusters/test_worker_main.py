@@ -172,3 +172,18 @@ def test_dask_s_workers_do_not_look_at_themselves_a_hundred_times_a_second(tmp_p
     assert asyncio.run(run({})) == (False, "500ms")
     own = {"DASK_DISTRIBUTED__WORKER__PROFILE__INTERVAL": "50ms"}
     assert asyncio.run(run(own)) == (True, "500ms")
+
+
+def test_what_dask_can_do_without_is_not_imported_before_a_worker_needs_it(tmp_path):
+    def loaded():
+        found = sorted({"numpy", "jinja2"} & sys.modules.keys())
+        import numpy
+
+        return found, int(numpy.ones(3).sum())
+
+    async def run():
+        async with started(tmp_path, THREADS) as (_, client):
+            (answer,) = (await client.run(loaded)).values()
+            assert answer == ([], 3)
+
+    asyncio.run(run())
