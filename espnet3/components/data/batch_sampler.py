@@ -60,7 +60,8 @@ class EpochSampler:
         self.epoch = 0
         # Pairs of a number of ranks and the steps they did: of earlier processes, then of ours.
         self._before: list[list[int]] = []
-        self._steps = 0
+        self.n_steps = 0
+        """Those that are done since `begin`; whoever hands out its batches counts them."""
         self._n_ranks = 1
         self._has_begun = False
         self._has_warned = False
@@ -90,10 +91,6 @@ class EpochSampler:
         self._warn_of_samples_in_no_step(dealt)
         return dealt[rank :: self._n_ranks]
 
-    def advance(self) -> None:
-        """Count a step as done."""
-        self._steps += 1
-
     def state_dict(self) -> dict[str, Any]:
         """Return the position as plain values, the same on all ranks."""
         done = self._done()
@@ -122,16 +119,16 @@ class EpochSampler:
         self._warn_of_lost_samples()
 
     def _restart(self, before: list[list[int]]) -> None:
-        self._before, self._steps, self._has_begun = before, 0, False
+        self._before, self.n_steps, self._has_begun = before, 0, False
 
     def _done(self) -> list[list[int]]:
         done = [list(pair) for pair in self._before]
-        if not self._steps:
+        if not self.n_steps:
             return done
         if done and done[-1][0] == self._n_ranks:
-            done[-1][1] += self._steps
+            done[-1][1] += self.n_steps
         else:
-            done.append([self._n_ranks, self._steps])
+            done.append([self._n_ranks, self.n_steps])
         return done
 
     def _left(self) -> list["Ints"]:

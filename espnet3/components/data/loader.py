@@ -354,7 +354,7 @@ class BatchLoader:
             raise answer.as_error(advice)
         self._note_failures(answer.failures)
         # Only now: batches that were read ahead are not done when a checkpoint is written.
-        self.sampler.advance()
+        self.sampler.n_steps += 1
         self.last_batch = self._info(answer, wait_seconds)
         return answer.batch
 

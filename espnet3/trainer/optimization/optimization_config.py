@@ -8,7 +8,7 @@ import inspect
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -77,12 +77,12 @@ class OptimizerConfig(FrozenConfig):
     def _one_or_several(cls, params: Any) -> Any:
         return (params,) if isinstance(params, str) else params
 
-    @cached_property
+    @property
     def n_accumulated(self) -> int:
         """Batches per update."""
         return self.accum_grad_steps or 1
 
-    @cached_property
+    @property
     def n_iters(self) -> int:
         """Iterations per update."""
         return self.n_accumulated * self.step_every_n_iters

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import lightning.pytorch as pl
@@ -62,6 +63,11 @@ class Updater:
     is_synced: bool = False
     """Whether those gradients are already the mean over all ranks."""
 
+    @cached_property
+    def n_in_window(self) -> int:
+        """Batches whose gradients make a step."""
+        return self.config.n_accumulated
+
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Those that are trainable now; a callback may freeze or add some."""
@@ -83,7 +89,7 @@ class Updater:
         every = self.config.step_every_n_iters
         n_before_epoch = (moment.iteration - moment.batch_idx) // every
         n_due = (moment.iteration + 1) // every - n_before_epoch
-        return self.is_due(moment) and n_due % self.config.n_accumulated == 0
+        return self.is_due(moment) and n_due % self.n_in_window == 0
 
     def reset(self) -> None:
         """Drop the gradients."""
@@ -105,7 +111,7 @@ class Updater:
         if is_epoch_end or (self.schedule and self.schedule.interval == "step"):
             self.scheduler.step(metric)
 
-    @property
+    @cached_property
     def monitor(self) -> str | None:
         """The metric that the scheduler looks at, if it is of that kind."""
         return self.schedule.monitor if self.schedule and is_plateau(self.scheduler) else None
@@ -165,7 +171,7 @@ class Stepper:
             keep: whether another backward pass through the same graph follows.
         """
         # DDP waits for all parameters in a backward pass; this one may be for some of them only.
-        is_single, n_batches = len(self._updaters) == 1, updater.config.n_accumulated
+        is_single, n_batches = len(self._updaters) == 1, updater.n_in_window
         is_synced = is_single and closes
         # A graph through the parameters of another optimizer must not add to their gradients.
         own = None if is_single else updater.parameters
@@ -182,9 +188,9 @@ class Stepper:
             return False
         if ddp_of(self._trainer) is not None and not updater.is_synced:
             average_over_ranks(updater.parameters)
-        if updater.n_batches != updater.config.n_accumulated:
+        if updater.n_batches != updater.n_in_window:
             # Each loss was divided by the size of a full window.
-            factor = updater.config.n_accumulated / updater.n_batches
+            factor = updater.n_in_window / updater.n_batches
             scale_gradients(updater.parameters, factor)
         with self._full_precision():
             is_good = self._step(updater, batch)

@@ -356,7 +356,7 @@ class ManifestDataset(SpeechSource):
     Args:
         path: The manifest, relative to the current folder or the recipe's.
         columns: The column of each field, such as `{speech: audio_filepath, text: transcript}`.
-            Fields that are not named are looked for under common names; see `columns.COMMON`.
+            Fields that are not named are looked for under common names; see `COMMON`.
         sample_rate: The rate that all files must have; None for any.
         channel: The channel to take, from 0; `mix` for the mean of all, `only` to refuse files with
             more than one; None keeps all.

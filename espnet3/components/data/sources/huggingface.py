@@ -37,7 +37,7 @@ class Dataset(SpeechSource):
         path: The folder that `save_to_disk` wrote, relative to the current one or the recipe's.
         split: Which one, if the folder has several.
         columns: The column of each field, such as `{speech: audio, text: transcription}`. Fields
-            that are not named are looked for under common names; see `columns.COMMON`.
+            that are not named are looked for under common names; see `COMMON` in `base`.
         sample_rate: The rate that all audio must have; None for any.
         channel: The channel to take, from 0; `mix` for the mean of all, `only` to refuse files with
             more than one; None keeps all.

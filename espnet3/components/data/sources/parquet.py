@@ -64,7 +64,7 @@ class Dataset(ShardSource):
         path: A shard, a folder, a pattern such as `train-{000..009}.parquet`, or a list of these,
             relative to the current folder or the recipe's.
         columns: The column of each field, such as `{speech: audio, text: transcription}`. Fields
-            that are not named are looked for under common names; see `columns.COMMON`.
+            that are not named are looked for under common names; see `COMMON` in `base`.
         sample_rate: The rate that all audio must have; None for any.
         channel: The channel to take, from 0; `mix` for the mean of all, `only` to refuse files with
             more than one; None keeps all.

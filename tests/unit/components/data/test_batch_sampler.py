@@ -42,7 +42,7 @@ def take(source, n_steps, ranks, n_ranks):
         batches = source.begin()[:n_steps]
         for batch in batches:
             seen += batch.tolist()
-            source.advance()
+            source.n_steps += 1
     return seen, len(batches)
 
 
@@ -77,7 +77,7 @@ def test_a_resumed_sampler_goes_on_with_the_next_batch():
     source.set_epoch(2)
     batches = lists(source.begin())
     for _ in range(5):
-        source.advance()
+        source.n_steps += 1
     state = source.state_dict()
     assert state["n_batches_done"] == 5
     other = sampler()
@@ -87,7 +87,7 @@ def test_a_resumed_sampler_goes_on_with_the_next_batch():
     assert other.state_dict() == state
     assert lists(other.begin()) == batches[5:]
     for _ in range(21):
-        other.advance()
+        other.n_steps += 1
     assert other.state_dict()["done"] == [[1, 26]]
     assert len(other) == 26
     other.set_epoch(3)
@@ -97,7 +97,7 @@ def test_a_resumed_sampler_goes_on_with_the_next_batch():
 def test_another_epoch_than_the_one_of_the_state_starts_at_its_beginning():
     source = sampler()
     source.begin()
-    source.advance()
+    source.n_steps += 1
     other = sampler()
     other.load_state_dict(source.state_dict())
     other.set_epoch(1)
@@ -107,7 +107,7 @@ def test_another_epoch_than_the_one_of_the_state_starts_at_its_beginning():
 def test_a_finished_epoch_has_nothing_left():
     source = sampler()
     for _ in source.begin():
-        source.advance()
+        source.n_steps += 1
     other = sampler()
     other.load_state_dict(source.state_dict())
     other.set_epoch(0)
@@ -173,7 +173,7 @@ def test_a_state_of_other_batches_starts_the_epoch_anew_and_says_why(caplog):
     source = sampler()
     source.set_epoch(3)
     source.begin()
-    source.advance()
+    source.n_steps += 1
     other = sampler(inputs={"seed": 2})
     with caplog.at_level(logging.WARNING):
         other.load_state_dict(source.state_dict())
@@ -189,7 +189,7 @@ def test_a_state_is_of_plain_values():
 
     source = sampler()
     source.begin()
-    source.advance()
+    source.n_steps += 1
     file = io.BytesIO()
     torch.save(source.state_dict(), file)
     file.seek(0)
@@ -285,7 +285,7 @@ def test_global_batches_go_on_with_another_number_of_ranks(ranks, worlds):
 def test_a_change_of_what_a_batch_is_starts_the_epoch_over(caplog):
     source = sampler()
     source.begin()
-    source.advance()
+    source.n_steps += 1
     other = sampler(is_global=True, inputs={"batch_is_global": True})
     other.load_state_dict(source.state_dict())
     assert "starts over" in caplog.text
