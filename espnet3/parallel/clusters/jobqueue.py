@@ -1,6 +1,8 @@
-"""Backends for batch schedulers through dask-jobqueue, one job per worker."""
+"""Backends for batch schedulers through dask-jobqueue, one job per worker.
 
-import asyncio
+What is needed only once the jobs are submitted is imported then: they start meanwhile.
+"""
+
 import importlib.util
 import inspect
 import logging
@@ -22,10 +24,8 @@ from espnet3.parallel.clusters.certificates import Certificates
 from espnet3.parallel.clusters.dask_config import quiet_settings, settings
 from espnet3.parallel.clusters.early_jobs import WORKER_MAIN, EarlyJobs, submit_early
 from espnet3.parallel.clusters.gpus import REQUESTED
-from espnet3.parallel.clusters.job_cluster import JobCluster, kept_cluster_class
 from espnet3.parallel.clusters.job_header import WHERE, merge_header, told
 from espnet3.parallel.clusters.job_logs import check_log_folder, removing_new_folder
-from espnet3.parallel.clusters.job_monitor import JobMonitor, job_limits
 from espnet3.parallel.clusters.job_options import (
     complete_options,
     submission_environment,
@@ -87,6 +87,7 @@ def _make_cluster(
         start_cluster = cluster_class(config.env, backend)
     import dask
 
+    from espnet3.parallel.clusters.job_cluster import kept_cluster_class
     from espnet3.parallel.clusters.tls import removing_certificates
 
     scheduler = known_scheduler(config.env)
@@ -147,6 +148,8 @@ def job_script(config: "ParallelConfig", backend: Backend) -> str:
     Raises:
         ConfigError: if the cluster class refuses the options.
     """
+    import asyncio
+
     with sigint_kept():
         cluster = cluster_class(config.env, backend)
 
@@ -232,6 +235,9 @@ def _option_names(cluster: Any) -> set[str]:
 
 def _submit(cluster: Any, config: "ParallelConfig") -> None:
     """Submit the first jobs, and let a monitor look after them."""
+    from espnet3.parallel.clusters.job_cluster import JobCluster
+    from espnet3.parallel.clusters.job_monitor import JobMonitor, job_limits
+
     scheduler = known_scheduler(config.env)
     jobs = JobCluster(cluster, scheduler)
     queue = config.options.get("queue")
@@ -323,6 +329,8 @@ def patched_job_class(job_class: Any, scheduler: Scheduler, early: EarlyJobs | N
 
 async def _in_thread(function: Callable[[], T]) -> T:
     """Call a function that may take long without holding up the event loop."""
+    import asyncio
+
     thread = ThreadPoolExecutor(1, thread_name_prefix="scheduler command")
     try:
         return await asyncio.wrap_future(thread.submit(function))
