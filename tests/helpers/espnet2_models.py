@@ -193,7 +193,15 @@ def task_keys(task):
     }[task]()
 
 
-def write_asr(folder, *, encoder="conformer", decoder="transformer", end_bias=0.0, blank_bias=0.0):
+def write_asr(
+    folder,
+    *,
+    encoder="conformer",
+    decoder="transformer",
+    encoder_conf=None,
+    end_bias=0.0,
+    blank_bias=0.0,
+):
     from espnet2.tasks.asr import ASRTask
 
     def sharpen(name, values):
@@ -206,7 +214,9 @@ def write_asr(folder, *, encoder="conformer", decoder="transformer", end_bias=0.
         if name == "ctc.ctc_lo.bias":
             values[0] += blank_bias
 
-    return write_model(Path(folder), ASRTask, asr_keys(encoder, decoder), sharpen)
+    keys = asr_keys(encoder, decoder)
+    keys["encoder_conf"] |= encoder_conf or {}
+    return write_model(Path(folder), ASRTask, keys, sharpen)
 
 
 def write_language_model(folder, kind):

@@ -27,11 +27,16 @@ class PrefixState:
     """The same of the prefix and blank behind it."""
     last: Tensor
     """`[utterances, prefixes]`: the last token; -1 for the empty prefix."""
+    of_last: Tensor
+    """`[utterances, prefixes, frames]`: logarithms of the posteriors of the last token."""
 
     def select(self, utterances: Tensor) -> "PrefixState":
         """Return the prefixes of these utterances alone."""
         return PrefixState(
-            self.anywhere[utterances], self.in_blank[utterances], self.last[utterances]
+            self.anywhere[utterances],
+            self.in_blank[utterances],
+            self.last[utterances],
+            self.of_last[utterances],
         )
 
 
@@ -68,7 +73,8 @@ class CTCPrefixScorer:
         """Return the empty prefix of each utterance."""
         in_blank = self._blank_sums[:, None]
         none = torch.full((len(in_blank), 1), -1, device=in_blank.device)
-        return PrefixState(in_blank, in_blank, none)
+        # The empty prefix has no last token: blank stands for it, and its score is overwritten.
+        return PrefixState(in_blank, in_blank, none, self._clean(none.clamp_min(BLANK)))
 
     def score(self, state: PrefixState, candidates: Tensor | None = None) -> Tensor:
         """Return the logarithm of the probability of each prefix with one more token.
@@ -83,9 +89,8 @@ class CTCPrefixScorer:
         """
         in_blank = self._before_frames(state.in_blank)
         anywhere = self._before_frames(state.anywhere)
-        # The empty prefix has no last token: blank stands for it, and is overwritten below.
-        last = state.last.clamp_min(0)
-        repeated = torch.logsumexp(in_blank + self._clean(last), -1)[..., None]
+        last = state.last.clamp_min(BLANK)
+        repeated = torch.logsumexp(in_blank + state.of_last, -1)[..., None]
         if candidates is None:
             scores = self._score_all(anywhere).scatter(-1, last[..., None], repeated)
             scores[..., BLANK] = IMPOSSIBLE
@@ -115,9 +120,10 @@ class CTCPrefixScorer:
         repeats = tokens == state.last.gather(1, parents)
         # A token twice in a row needs a blank between: else both would be one.
         starts = self._before_frames(torch.where(repeats[..., None], in_blank, anywhere))
-        in_token = _enter(starts, _sums(self._clean(tokens)))
+        posteriors = self._clean(tokens)
+        in_token = _enter(starts, _sums(posteriors))
         in_blank = _enter(in_token[..., :-1], self._blank_sums[:, None])
-        return PrefixState(torch.logaddexp(in_token, in_blank), in_blank, tokens)
+        return PrefixState(torch.logaddexp(in_token, in_blank), in_blank, tokens, posteriors)
 
     def select(self, utterances: Tensor) -> None:
         """Continue with these utterances alone; states must be of the same ones."""
@@ -158,10 +164,11 @@ class CTCPrefixScorer:
         highest = anywhere.amax(-1, keepdim=True)
         starts = (anywhere - highest).masked_fill(self._is_padding, IMPOSSIBLE)
         starts = starts.to(posteriors.dtype)[..., None]
-        sums = torch.matmul(posteriors.exp(), starts.exp())[..., 0]
+        sums = torch.matmul(posteriors.exp_(), starts.exp())[..., 0]
         # A product takes a fraction of the time of logsumexp; but what is too small for it, such
         # as a token that CTC is sure not to hear, must be summed as logarithms.
         if bool((sums < _SMALL).any()):
+            posteriors = self._of_tokens(candidates.flatten(1)).view(*candidates.shape, -1)
             logs = torch.logsumexp(posteriors.add_(starts.transpose(2, 3)), -1)
         else:
             logs = sums.log()

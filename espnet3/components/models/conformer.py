@@ -125,13 +125,45 @@ class Convolution(nn.Module):
                 fix=f"Write: kernel_size: {kernel_size + 1}",
             )
         self.input = nn.Sequential(nn.LayerNorm(size), nn.Linear(size, 2 * size), nn.GLU())
-        self.conv = nn.Conv1d(size, size, kernel_size, padding=kernel_size // 2, groups=size)
+        self.conv = DepthwiseConv(size, size, kernel_size, padding=kernel_size // 2, groups=size)
         self.output = nn.Sequential(nn.LayerNorm(size), nn.SiLU(), nn.Linear(size, size))
 
     def forward(self, frames: Tensor, is_valid: Tensor) -> Tensor:
         """Return [batch, frames, size]; frames of padding count as 0."""
         gated = self.input(frames).masked_fill(~is_valid[..., None], 0.0)
         return self.output(self.conv(gated.mT).mT)  # type: ignore[no-any-return]
+
+
+class DepthwiseConv(nn.Conv1d):
+    """`nn.Conv1d` with a channel for each group, several times as fast on a CPU.
+
+    Weights, names and results are the same. Frames that come as a transposed view of
+    `[batch, frames, channels]`, as in a Conformer, need not be copied.
+
+    Example:
+        >>> conv = DepthwiseConv(4, 4, 3, padding=1, groups=4)
+        >>> conv(torch.zeros(2, 7, 4).mT).shape
+        torch.Size([2, 4, 7])
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return [batch, channels, frames]."""
+        is_plain = input.dim() == 3 and self.padding_mode == "zeros"
+        if input.device.type != "cpu" or not is_plain or isinstance(self.padding, str):
+            return super().forward(input)
+        # As an image of one row whose pixels are frames: oneDNN has a kernel for channels that lie
+        # side by side only of images.
+        row = input.unsqueeze(2).contiguous(memory_format=torch.channels_last)
+        out = nn.functional.conv2d(
+            row,
+            self.weight.unsqueeze(2),
+            self.bias,
+            stride=(1, *self.stride),
+            padding=(0, *self.padding),
+            dilation=(1, *self.dilation),
+            groups=self.groups,
+        )
+        return out.squeeze(2)
 
 
 def _feed_forward(size: int, inner: int, dropout: float) -> nn.Sequential:

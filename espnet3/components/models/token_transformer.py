@@ -4,17 +4,25 @@ It goes token by token, with a cache of keys and values.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, cat, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention, silu
 
 from espnet3.errors import ConfigError, suggest
 from espnet3.text import count
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "swish": nn.SiLU}
+_FUNCTIONS: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
+    nn.GELU: gelu,
+    nn.ReLU: torch.relu_,
+    nn.SiLU: silu,
+}
+"""The same, of what is needed only once."""
+_TABLE = 128  # positions whose sinusoids are made at once
 _BLOCK = 8  # steps to make room for at once: between, nothing of the past is copied
 
 
@@ -62,6 +70,8 @@ class TransformerState:
     n_tokens: int = 0
     """Of each row."""
     used: _Used = field(default_factory=lambda: _Used(0), repr=False)
+    steps: "tuple[_LayerStep, ...]" = field(default=(), repr=False)
+    """The layers as a search calls them, once there is a past."""
 
     @classmethod
     def of(cls, layers: Sequence[Tensor]) -> "TransformerState":
@@ -243,7 +253,7 @@ class TokenTransformer(nn.Module):
             memories: one for each layer.
         """
         x = self.embedding(tokens.clamp_min(0)) * math.sqrt(self.size)
-        x = x + sinusoids(tokens.shape[1], self.size, start=state.n_tokens, like=x)
+        x = x + positions(tokens.shape[1], self.size, state, like=x)
         x, state = through_layers(self.layers, self.dropout(x), state, memories)
         return self.output(self.norm(x)), state
 
@@ -276,12 +286,49 @@ def through_layers(
         sees = state.sees[..., : state.n + state.sees.shape[1]]
         # The rows of a group become one list of queries.
         x = x.view(*sees.shape[:2], -1)
+        if not torch.is_grad_enabled():
+            state = state if state.steps else replace(state, steps=_steps_of(layers))
+        if state.steps:
+            return _through_steps(x, state, sees, memories).view(shape), state.grown(state.layers)
     kept: list[Tensor] = []
     for index, layer in enumerate(layers):
         past = Past(state.layers[index], state.n, sees) if state.layers else None
         x, present = layer(x, past, memories[index] if memories else None)
         kept.append(present)
     return x.view(shape), state.grown(kept) if state.layers else TransformerState.of(kept)
+
+
+def _steps_of(layers: nn.ModuleList) -> "tuple[_LayerStep, ...]":
+    """Return the layers without what only training needs; none if one has parts of other kinds."""
+    if not all(_LayerStep.fits(layer) for layer in layers):
+        return ()
+    return tuple(_LayerStep(layer) for layer in layers)  # type: ignore[arg-type]
+
+
+def _through_steps(
+    x: Tensor, state: TransformerState, sees: Tensor, memories: Sequence[Memory | None]
+) -> Tensor:
+    """Return `[groups, rows, size]` behind all layers, and write their keys and values."""
+    # A mask of truth values would be made into this one in each attention.
+    own_bias = _bias(sees[:, None], like=state.layers[0])
+    # All layers look at the same frames.
+    memory_bias = next(
+        (_bias(m.is_real, like=m.keys_values) for m in memories if m is not None), None
+    )
+    for index, step in enumerate(state.steps):
+        seen = state.layers[index][:, : sees.shape[2]]
+        x = step.look_back(x, seen, own_bias)
+        memory = memories[index] if memories else None
+        if memory is not None:
+            x = step.look_at(x, memory, memory_bias)
+        x = step.feed_forward(x)
+    return x
+
+
+def _bias(sees: Tensor, *, like: Tensor) -> Tensor:
+    """Return what is added to the scores of an attention: 0 where it may look."""
+    bias = torch.zeros(sees.shape, dtype=like.dtype, device=like.device)
+    return bias.masked_fill_(~sees, float("-inf"))
 
 
 class Attention(nn.Module):
@@ -402,6 +449,89 @@ class CausalLayer(nn.Module):
         return attended.view_as(x)
 
 
+class _LayerStep:
+    """A `CausalLayer` for one more token of each row, in a search.
+
+    The same numbers, without dropout and without the calls of a dozen small modules, which take
+    longer than what they compute for the few rows of an utterance.
+    """
+
+    def __init__(self, layer: CausalLayer) -> None:
+        before, inner, activation, _, outer = layer.feed_forward
+        self._self = _AttentionStep(layer.self_norm, layer.self_attention)
+        self._memory = None
+        if layer.memory_norm is not None and layer.memory_attention is not None:
+            self._memory = _AttentionStep(layer.memory_norm, layer.memory_attention)
+        assert isinstance(before, nn.LayerNorm)
+        assert isinstance(inner, nn.Linear)
+        assert isinstance(outer, nn.Linear)
+        self._norm = _norm_of(before)
+        self._inner, self._outer = _linear_of(inner), _linear_of(outer)
+        self._activation = _FUNCTIONS[type(activation)]
+
+    @staticmethod
+    def fits(layer: nn.Module) -> bool:
+        """Tell whether the parts of a layer are what they are called here."""
+        kinds = {nn.Linear, nn.LayerNorm, nn.Dropout, nn.Sequential, Attention, *_FUNCTIONS}
+        return type(layer) is CausalLayer and all(
+            type(part) in kinds for part in layer.modules() if part is not layer
+        )
+
+    def look_back(self, x: Tensor, seen: Tensor, bias: Tensor) -> Tensor:
+        """Attend to the tokens so far, the last of which are written into `seen`."""
+        normed = self._self.normed(x)
+        seen[:, -x.shape[1] :] = self._self.keys_values(normed)
+        return self._self(normed, seen, bias) + x
+
+    def look_at(self, x: Tensor, memory: Memory, bias: Tensor | None) -> Tensor:
+        """Attend to the encoded speech of each utterance."""
+        assert self._memory is not None
+        # As in `CausalLayer`, the rows of an utterance become one list of queries.
+        together = self._memory.normed(x).view(len(memory.is_real), -1, x.shape[-1])
+        return self._memory(together, memory.keys_values, bias).view_as(x) + x
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """Return the output of the layer."""
+        hidden = linear(layer_norm(x, *self._norm), *self._inner)
+        return linear(self._activation(hidden), *self._outer) + x
+
+
+class _AttentionStep:
+    """An `Attention` and the norm before it."""
+
+    def __init__(self, norm: nn.LayerNorm, attention: Attention) -> None:
+        self._norm = _norm_of(norm)
+        self._n_heads = attention.n_heads
+        self._query, self._output = _linear_of(attention.query), _linear_of(attention.output)
+        self._key_value = _linear_of(attention.key_value)
+
+    def normed(self, x: Tensor) -> Tensor:
+        return layer_norm(x, *self._norm)
+
+    def keys_values(self, normed: Tensor) -> Tensor:
+        return linear(normed, *self._key_value)
+
+    def __call__(self, normed: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
+        n_rows, n_places = normed.shape[1], keys_values.shape[1]
+        queries = linear(normed, *self._query).view(-1, n_rows, self._n_heads, self._head_size)
+        both = keys_values.view(-1, n_places, 2, self._n_heads, self._head_size)
+        keys, values = both.permute(2, 0, 3, 1, 4).unbind(0)
+        attended = scaled_dot_product_attention(queries.transpose(1, 2), keys, values, bias)
+        return linear(attended.transpose(1, 2).flatten(2), *self._output)
+
+    @property
+    def _head_size(self) -> int:
+        return self._query[0].shape[0] // self._n_heads
+
+
+def _linear_of(layer: nn.Linear) -> tuple[Tensor, Tensor]:
+    return layer.weight, layer.bias
+
+
+def _norm_of(layer: nn.LayerNorm) -> tuple[Sequence[int], Tensor, Tensor, float]:
+    return layer.normalized_shape, layer.weight, layer.bias, layer.eps
+
+
 def sinusoids(n: int, size: int, *, start: int = 0, like: Tensor) -> Tensor:
     """Return `[n, size]` for the positions `start` to `start + n - 1`.
 
@@ -426,3 +556,21 @@ def sinusoids(n: int, size: int, *, start: int = 0, like: Tensor) -> Tensor:
     places = torch.arange(start, start + n, device=like.device, dtype=torch.float32)
     angles = places[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(like.dtype)
+
+
+def positions(n: int, size: int, state: TransformerState, *, like: Tensor) -> Tensor:
+    """Return the `sinusoids` of the `n` tokens behind a state."""
+    place = state.n_tokens
+    if n > 1:
+        return sinusoids(n, size, start=place, like=like)
+    # A search needs one in each step.
+    first = place - place % _TABLE
+    return _table(size, first, like.device, like.dtype)[place - first : place - first + 1]
+
+
+@lru_cache(maxsize=64)
+def _table(size: int, first: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    # Else a training could not use what a search has made.
+    with torch.inference_mode(False):
+        like = torch.empty(0, device=device, dtype=dtype)
+        return sinusoids(_TABLE, size, start=first, like=like)

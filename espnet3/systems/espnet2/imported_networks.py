@@ -16,7 +16,7 @@ from espnet3.components.models.token_transformer import (
     CausalLayer,
     LayerOptions,
     TransformerState,
-    sinusoids,
+    positions,
     through_layers,
 )
 
@@ -139,7 +139,7 @@ class TransformerLanguageModel(ImportedLanguageModel):
         """Add a token to each text."""
         x = self.project(self.embedding(tokens[:, None]))
         if self._has_positions:
-            x = x * math.sqrt(self.size) + sinusoids(1, self.size, start=state.n_tokens, like=x)
+            x = x * math.sqrt(self.size) + positions(1, self.size, state, like=x)
         x, state = through_layers(self.layers, x, state)
         logits = self.output(self.norm(x[:, 0]))
         return torch.log_softmax(logits.float(), -1), state

@@ -11,6 +11,7 @@ import torch
 from espnet3.errors import ConfigError
 from espnet3.systems.asr.inference import Candidate, Recognition, to_batch, to_samples
 from espnet3.systems.asr.inference import output_fn as fields_of_recognition
+from espnet3.systems.espnet2.encoding import Encoding
 from espnet3.systems.espnet2.imported_networks import CannotImport
 from espnet3.systems.espnet2.inference_checks import (
     OURS,
@@ -148,6 +149,7 @@ class ESPnet2Inference:
         self.tokens = tuple(model.values.get("token_list") or ())
         self.sample_rate = sample_rate_of(task, model.values)
         self._joint, self._search = self._choose(decoder, with_lm=lm is not None)
+        self._encode = None if self._joint is None else Encoding(self._joint.model, self._rate)
         self._call = call_of(task, self._theirs, model.values, extra_outputs)
         self._extras = inputs_of(task, self._theirs)
 
@@ -219,9 +221,10 @@ class ESPnet2Inference:
 
     def _recognize(self, batch: Sequence[Any]) -> list[Recognition]:
         assert self._joint is not None
+        assert self._encode is not None
         assert self._search is not None
         tensors = [torch.from_numpy(one).to(self.device) for one in batch]
-        encoded, lengths = self._joint.encode(tensors)
+        encoded, lengths = self._encode(tensors)
         found = self._search(self._joint, encoded, lengths)
         return [
             Recognition.of([self._candidate(one.tokens, one.score, one.scores) for one in some])

@@ -130,21 +130,6 @@ class JointModel:
             self.decoder.to(device)
         return self
 
-    def encode(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the encoded frames of utterances, padded, and how many each has.
-
-        Each is encoded alone: ESPnet2's encoders see the padding of a batch.
-        """
-        encoded = [self._encode_one(speech) for speech in batch]
-        lengths = torch.tensor([len(one) for one in encoded], device=encoded[0].device)
-        return nn.utils.rnn.pad_sequence(encoded, batch_first=True), lengths
-
-    def _encode_one(self, speech: Tensor) -> Tensor:
-        length = torch.tensor([len(speech)], device=speech.device)
-        encoded = self.model.encode(speech=speech[None], speech_lengths=length)[0]
-        # With intermediate outputs of the encoder, the last is the first of a tuple.
-        return (encoded[0] if isinstance(encoded, tuple) else encoded)[0]  # type: ignore[no-any-return]
-
     def ctc_log_probs(self, encoded: Tensor) -> Tensor:
         """Return the log-probabilities of CTC."""
         log_probs: Tensor = self.model.ctc.log_softmax(encoded)

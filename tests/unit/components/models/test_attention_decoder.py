@@ -1,5 +1,8 @@
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 from espnet3.components.models.attention_decoder import TransformerDecoder
 from espnet3.errors import ConfigError
@@ -143,3 +146,30 @@ def test_activation_and_eps_are_options():
     assert {norm.eps for norm in norms} == {1e-12}
     with pytest.raises(ConfigError, match="activation: gelu"):
         TransformerDecoder(5, 8, activation="tanh")
+
+
+class _OtherLinear(nn.Linear):
+    """A kind of layer that a search does not know, as adapters and quantisation bring them."""
+
+    def forward(self, input):
+        return super().forward(input)
+
+
+def test_layers_of_other_kinds_are_called_as_they_are():
+    torch.manual_seed(0)
+    decoder = TransformerDecoder(7, 8, n_layers=2, n_heads=2, hidden=16).eval()
+    other = copy.deepcopy(decoder)
+    for layer in other.network.layers:
+        layer.self_attention.query.__class__ = _OtherLinear
+    encoded, lengths = torch.randn(2, 9, 8), torch.tensor([9, 5])
+    with torch.inference_mode():
+        states = [one.start(encoded, lengths) for one in (decoder, other)]
+        for _ in range(4):
+            tokens = torch.randint(0, 7, (2,))
+            (mine, first), (theirs, second) = (
+                one.step(tokens, state) for one, state in zip((decoder, other), states, strict=True)
+            )
+            states = [first, second]
+            assert torch.allclose(mine, theirs, atol=1e-5)
+    assert first.tokens.steps
+    assert not second.tokens.steps

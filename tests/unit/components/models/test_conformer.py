@@ -1,7 +1,8 @@
 import pytest
 import torch
+from torch import nn
 
-from espnet3.components.models.conformer import Conformer
+from espnet3.components.models.conformer import Conformer, DepthwiseConv
 from espnet3.errors import ConfigError
 from tests.helpers.encoder_parts import assert_padding_has_no_say, padded_features
 
@@ -98,3 +99,20 @@ def test_it_can_be_exported_for_any_batch_and_length():
 def test_settings_that_cannot_work_are_refused(options, hint):
     with pytest.raises(ConfigError, match=hint):
         _small(**options)
+
+
+@pytest.mark.parametrize("kernel_size", [3, 31])
+def test_a_depthwise_convolution_is_that_of_torch(kernel_size):
+    options = {"padding": kernel_size // 2, "groups": 6}
+    ours = DepthwiseConv(6, 6, kernel_size, **options)
+    theirs = nn.Conv1d(6, 6, kernel_size, **options)
+    theirs.load_state_dict(ours.state_dict())
+    frames = torch.randn(3, 40, 6)
+    results = []
+    for conv in (ours, theirs):
+        given = frames.clone().requires_grad_()
+        out = conv(given.mT)
+        out.square().sum().backward()
+        results.append([out, given.grad, conv.weight.grad, conv.bias.grad])
+    for mine, other in zip(*results, strict=True):
+        assert torch.allclose(mine, other, atol=1e-4)
