@@ -14,12 +14,12 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
-from json import JSONEncoder
 
 from espnet3.errors import RecordError
 
 TYPE_CHECKING = False  # what `typing.TYPE_CHECKING` is, without the import of `typing`
 if TYPE_CHECKING:
+    from json import JSONEncoder
     from typing import IO, Any
 
 StrPath = str | os.PathLike[str]
@@ -466,6 +466,8 @@ def _problems(value: Any, key: str, allow_nan: bool) -> Iterator[tuple[str, str]
 # `json.dumps` caches only the encoder of its defaults; any other is built again at each call.
 @lru_cache(maxsize=8)
 def _encoder(indent: int | None, allow_nan: bool) -> JSONEncoder:
+    from json import JSONEncoder  # not on the start-up path
+
     return JSONEncoder(ensure_ascii=False, allow_nan=allow_nan, indent=indent, default=_convert)
 
 

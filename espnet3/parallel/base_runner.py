@@ -18,8 +18,6 @@ from espnet3.io.atomic import JsonlWriter
 from espnet3.parallel.signals import say_how_to_resume
 from espnet3.parallel.tasks import WRITER_HOOKS, RunnerHooks, RunSpec, digests_of, overridden
 from espnet3.shards.manifest import check_unique, collect_items
-from espnet3.shards.merge import join_files
-from espnet3.shards.plan import check_costs
 
 if TYPE_CHECKING:
     from espnet3.parallel.config import ParallelConfig
@@ -132,6 +130,8 @@ class BaseRunner:
         this too. With `batch_seconds` the shards are in the order of length; `join_files` and
         `join_scp` of `espnet3.shards` put lines back into dataset order.
         """
+        from espnet3.shards.merge import join_files  # at the end only
+
         if self._own_writers():
             return list(shard_dirs)
         assert self.output_dir is not None
@@ -180,6 +180,7 @@ class BaseRunner:
         """
         from espnet3.parallel.open_pool import client_for
         from espnet3.parallel.parallel import get_parallel_config
+        from espnet3.shards.plan import check_costs
 
         logs.make_visible()
         config = get_parallel_config()
