@@ -52,18 +52,24 @@ class CTCPrefixScorer:
     def __init__(self, log_probs: Sequence[Tensor]) -> None:
         lengths = [len(one) for one in log_probs]
         n_frames, self.n_tokens = max(1, *lengths), log_probs[0].shape[1]
-        # By token, since tokens are looked up. What is behind the frames of an utterance counts as
-        # sure to be blank, which changes nothing.
-        self._posteriors = log_probs[0].new_empty(len(log_probs), self.n_tokens, n_frames)
-        for row, one in zip(self._posteriors, log_probs, strict=True):
-            row[:, : len(one)] = one.T
-            row[:, len(one) :] = 0.0  # anything but what is not a number
+        # By token, since tokens are looked up: all frames of a token of an utterance stand side by
+        # side. Padding would take as long to write as frames, so there is none; what a lookup
+        # finds behind the frames of an utterance means nothing, and is masked.
+        total = sum(lengths) * self.n_tokens
+        self._posteriors = log_probs[0].new_zeros(total + n_frames)
+        sizes = [n * self.n_tokens for n in lengths]
+        for part, one in zip(torch.split(self._posteriors[:total], sizes), log_probs, strict=True):
+            part.view(self.n_tokens, len(one)).copy_(one.T)
+        self._windows = self._posteriors.as_strided((total + 1, n_frames), (1, 1))
         device = self._posteriors.device
         frames = torch.arange(n_frames, device=device)
-        self._is_padding = (frames >= torch.tensor(lengths, device=device)[:, None])[:, None]
-        # Those at work: with a large vocabulary a copy of their posteriors would take long.
-        self._rows = torch.arange(len(log_probs), device=device)
-        blank = self._posteriors[:, BLANK].double().clamp_min(_LEAST_POSTERIOR)
+        # Of those at work: with a large vocabulary a copy of their posteriors would take long.
+        self._lengths = torch.tensor(lengths, device=device)[:, None]
+        self._firsts = (self._lengths.cumsum(0) - self._lengths) * self.n_tokens
+        self._is_padding = (frames >= self._lengths)[:, None]
+        blanks = torch.full_like(self._lengths, BLANK)
+        blank = self._of_tokens(blanks)[:, 0].double().clamp_min(_LEAST_POSTERIOR)
+        # Padding counts as sure to be blank, which changes nothing.
         self._blank_sums = _sums(blank.masked_fill(self._is_padding[:, 0], 0.0))
         # Made on first use: where only candidates are scored, it is never needed.
         self._probabilities: Tensor | None = None
@@ -127,7 +133,8 @@ class CTCPrefixScorer:
 
     def select(self, utterances: Tensor) -> None:
         """Continue with these utterances alone; states must be of the same ones."""
-        self._rows = self._rows[utterances]
+        self._lengths = self._lengths[utterances]
+        self._firsts = self._firsts[utterances]
         self._is_padding = self._is_padding[utterances]
         self._blank_sums = self._blank_sums[utterances]
         if self._probabilities is not None:
@@ -135,7 +142,8 @@ class CTCPrefixScorer:
 
     def _of_tokens(self, tokens: Tensor) -> Tensor:
         """Return `[utterances, tokens, frames]` for `[utterances, tokens]`, as they were given."""
-        return self._posteriors[self._rows[:, None], tokens]
+        places = self._firsts + tokens * self._lengths
+        return self._windows.index_select(0, places.flatten()).view(*tokens.shape, -1)
 
     def _clean(self, tokens: Tensor) -> Tensor:
         """Return the same in float64, never below the least posterior, nor of padding."""
@@ -149,7 +157,9 @@ class CTCPrefixScorer:
     def _score_all(self, anywhere: Tensor) -> Tensor:
         """Sum over the frames by one matrix product."""
         if self._probabilities is None:
-            own = self._posteriors[self._rows].double().masked_fill(self._is_padding, IMPOSSIBLE)
+            tokens = torch.arange(self.n_tokens, device=anywhere.device)
+            own = self._of_tokens(tokens.expand(len(anywhere), -1)).double()
+            own = own.masked_fill(self._is_padding, IMPOSSIBLE)
             self._probabilities = own.exp().transpose(1, 2).contiguous()
         # Subtracted, since for a long utterance exp() underflows to 0 even in float64.
         highest = anywhere.amax(-1, keepdim=True)
