@@ -39,7 +39,6 @@ from espnet3.io.shared_files import (
     unreachable,
     warn_once,
 )
-from espnet3.io.tables import read_jsonl
 from espnet3.memory import no_collections
 from espnet3.shards.accounting import Accounting, account
 from espnet3.shards.commit import (
@@ -56,8 +55,7 @@ from espnet3.shards.pack import read_pack, shards_named_in
 from espnet3.text import first_few, part_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    pass
 
 
 _BLOCK = 1 << 18
@@ -487,47 +485,9 @@ def join_files(shard_dirs: Sequence[Path], name: str, target: Path) -> int:
     order = manifest.load_order(root) if manifest and root else None
     if order is None:
         return concat_files(shard_dirs, name, target)
-    from espnet3.shards.reorder import restore_lines  # needs numpy
+    from espnet3.shards.reorder import join_reordered  # needs numpy
 
-    shards = [(shard_dir / name, require_done(shard_dir)) for shard_dir in shard_dirs]
-    restore_lines(
-        _verified(shard_dirs, name, _line_ranks(shards, order)),
-        target,
-        n_lines=sum(done.n_written for _, done in shards),
-        n_bytes=sum(done.files.get(name, {}).get("bytes", 0) for _, done in shards),
-    )
-    return sum(done.n_written for _, done in shards)
-
-
-def _verified(
-    shard_dirs: Sequence[Path], name: str, ranks: "Iterator[NDArray[np.int64]]"
-) -> "Iterator[tuple[Path, NDArray[np.int64], bytes | None]]":
-    buffer = memoryview(bytearray(_BLOCK))
-    for (folder, done, content), own in zip(read_parts(shard_dirs, name), ranks, strict=True):
-        if content is not None:
-            check_lines(folder / name, done, done.files[name]["lines"])
-        # `bool` drops each block: this pass only proves the content, and `restore_lines` reads it.
-        elif not read_part(folder / name, done, buffer, bool):
-            continue
-        yield folder / name, own, content
-
-
-def _line_ranks(shards: Sequence[tuple[Path, Done]], order: Any) -> "Iterator[NDArray[np.int64]]":
-    """Yield, for each shard, which line of the joined file each of its lines is."""
-    import numpy as np
-
-    items = np.asarray(order, dtype=np.int64)
-    has_line = np.ones(len(items), dtype=bool)
-    for part, done in shards:
-        if done.n_failed:
-            failed = [record["position"] for record in read_jsonl(part.parent / FAILED)]
-            has_line[failed] = False
-    item_has_line = np.zeros(len(items), dtype=bool)
-    item_has_line[items[has_line]] = True
-    rank_of_item = np.cumsum(item_has_line) - 1
-    for _, done in shards:
-        own = slice(done.start, done.stop)
-        yield rank_of_item[items[own][has_line[own]]]
+    return join_reordered(shard_dirs, name, target, order)
 
 
 def join_scp(shard_dirs: Sequence[Path], name: str, target: Path) -> int:

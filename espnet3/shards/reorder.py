@@ -5,7 +5,7 @@ is sorted and written. So no file is read at random, which network file systems 
 """
 
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 
 from espnet3.errors import IncompleteRunError
 from espnet3.io.atomic import open_atomic
+from espnet3.io.tables import read_jsonl
+from espnet3.shards.commit import Done
+from espnet3.shards.layout import FAILED
+from espnet3.shards.merge import check_lines, read_part, read_parts, require_done
 
 # Small buckets are sorted within the processor's cache, in half the time of large ones; but too
 # many of them would be written in crumbs.
@@ -22,8 +26,63 @@ _MAX_BUCKETS = 256
 _MAX_BUCKET_BYTES = 32 << 20
 _PENDING_BYTES = 16 << 20
 _BLOCK = 1 << 16
+_READ_BYTES = 1 << 18
 _LINES_AT_ONCE = 256
 _Ranks = NDArray[np.int64]
+
+
+def join_reordered(shard_dirs: Sequence[Path], name: str, target: Path, order: Any) -> int:
+    """Join the file `name` of all shards into `target`, its lines put back into dataset order.
+
+    Args:
+        shard_dirs: in the order of the plan.
+        name: of a file with one line per result.
+        target: appears whole or not at all.
+        order: which item of the dataset is at each position of the plan.
+
+    Returns:
+        The number of lines written.
+
+    Raises:
+        IncompleteRunError: naming the part that was changed since its commit or lacks lines.
+    """
+    shards = [(shard_dir / name, require_done(shard_dir)) for shard_dir in shard_dirs]
+    restore_lines(
+        _verified(shard_dirs, name, _line_ranks(shards, order)),
+        target,
+        n_lines=sum(done.n_written for _, done in shards),
+        n_bytes=sum(done.files.get(name, {}).get("bytes", 0) for _, done in shards),
+    )
+    return sum(done.n_written for _, done in shards)
+
+
+def _verified(
+    shard_dirs: Sequence[Path], name: str, ranks: Iterator[_Ranks]
+) -> Iterator[tuple[Path, _Ranks, bytes | None]]:
+    buffer = memoryview(bytearray(_READ_BYTES))
+    for (folder, done, content), own in zip(read_parts(shard_dirs, name), ranks, strict=True):
+        if content is not None:
+            check_lines(folder / name, done, done.files[name]["lines"])
+        # `bool` drops each block: this pass only proves the content, and `restore_lines` reads it.
+        elif not read_part(folder / name, done, buffer, bool):
+            continue
+        yield folder / name, own, content
+
+
+def _line_ranks(shards: Sequence[tuple[Path, Done]], order: Any) -> Iterator[_Ranks]:
+    """Yield, for each shard, which line of the joined file each of its lines is."""
+    items = np.asarray(order, dtype=np.int64)
+    has_line = np.ones(len(items), dtype=bool)
+    for part, done in shards:
+        if done.n_failed:
+            failed = [record["position"] for record in read_jsonl(part.parent / FAILED)]
+            has_line[failed] = False
+    item_has_line = np.zeros(len(items), dtype=bool)
+    item_has_line[items[has_line]] = True
+    rank_of_item = np.cumsum(item_has_line) - 1
+    for _, done in shards:
+        own = slice(done.start, done.stop)
+        yield rank_of_item[items[own][has_line[own]]]
 
 
 def restore_lines(
