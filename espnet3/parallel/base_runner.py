@@ -290,8 +290,10 @@ class BaseRunner:
         )
         if self._is_detached(config, client):
             from espnet3.parallel.detached.control import launch
+            from espnet3.parallel.detached.handle import DetachedRun
 
-            return launch(self, request, self._spec(), config, self._policy(config), client)
+            launch(self, request, self._spec(), config, self._policy(config), client)
+            return DetachedRun(request.root.resolve())
         driver = FolderDriver(request, self._spec(), self.provider, config, client)
         try:
             return driver.run(self._policy(config), self.merge)

@@ -27,7 +27,6 @@ from espnet3.parallel.detached.description import (
     load_trusted,
     write_description,
 )
-from espnet3.parallel.detached.handle import DetachedRun
 from espnet3.parallel.detached.submit import cancel_jobs, job_states, submit_workers
 from espnet3.parallel.detached.workforce import Job, Workforce, count_workforce, read_workforce
 from espnet3.parallel.execute import environment_keys
@@ -80,7 +79,7 @@ def launch(
     config: "ParallelConfig",
     policy: FaultPolicy,
     shared: "SharedWorkers | None" = None,
-) -> DetachedRun:
+) -> None:
     """Begin or resume a run without waiting for it; with `shared`, workers come at its end.
 
     Only workers that are missing are submitted: those at work and those in the queue count.
@@ -96,7 +95,6 @@ def launch(
         shared.add(root, n_left)
     else:
         submit_missing([root], config, n_left)
-    return DetachedRun(root)
 
 
 def prepare(
