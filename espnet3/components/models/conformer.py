@@ -137,8 +137,8 @@ class Convolution(nn.Module):
 class DepthwiseConv(nn.Conv1d):
     """`nn.Conv1d` with a channel for each group, several times as fast on a CPU.
 
-    Weights, names and results are the same. Frames that come as a transposed view of
-    `[batch, frames, channels]`, as in a Conformer, need not be copied.
+    Weights and names are the same, and results up to rounding. Frames that come as a
+    transposed view of `[batch, frames, channels]`, as in a Conformer, need not be copied.
 
     Example:
         >>> conv = DepthwiseConv(4, 4, 3, padding=1, groups=4)
