@@ -205,7 +205,7 @@ def _for_others(
     return Advice("", None, why)
 
 
-def unknown_hint(
+def did_you_mean(
     key: str, value: Any, known: Iterable[str], loaded: "LoadedConfig | None" = None
 ) -> str:
     """Return what to write for a key that its block does not know, with a space before it.
@@ -285,7 +285,7 @@ def yaml_line(key: str, value: object) -> str:
     return f"{key}: ..." if "\n" in text else str(text)
 
 
-def check_keys(
+def check_top_level_keys(
     loaded: "LoadedConfig",
     known: Collection[str],
     *,
@@ -327,8 +327,8 @@ def check_block(
     Args:
         loaded: The config of a recipe.
         block: A top-level key; there is nothing to refuse where it is not set or no mapping.
-        homes: As for `check_keys`.
-        stages: As for `check_keys`.
+        homes: As for `check_top_level_keys`.
+        stages: As for `check_top_level_keys`.
 
     Raises:
         ConfigError: With the line to write for each such key.

@@ -28,8 +28,8 @@ from pydantic_core import CoreSchema, ErrorDetails
 from espnet3.config.advice import (
     Advice,
     advise,
+    did_you_mean,
     is_override,
-    unknown_hint,
     yaml_line,
 )
 from espnet3.config.resolve import resolved
@@ -248,7 +248,7 @@ class Subject:
     def _unknown(self, path: Path) -> str:
         known = sorted(_field_names(_models_at(self.model, path[:-1])))
         value = _value_at(self.values, path)
-        hint = unknown_hint(self._key(path), value, known, self.loaded)
+        hint = did_you_mean(self._key(path), value, known, self.loaded)
         hint = hint.strip() or f"Known keys: {', '.join(known)}."
         return Note(f"{self._key(path)} is not a known key{self._set_in(path)}.", fix=hint)
 

@@ -68,12 +68,12 @@ class BadArgument:
         self, key: str, node: Mapping[str, Any], loaded: "LoadedConfig | None" = None
     ) -> str:
         """Return what to write for the argument in the node with this key."""
-        from espnet3.config.advice import unknown_hint  # for errors only
+        from espnet3.config.advice import did_you_mean  # for errors only
 
         if not self.name:
             return self.hint
         full = join_key(key, self.name)
-        return unknown_hint(full, node.get(self.name), self.known, loaded) or self.hint
+        return did_you_mean(full, node.get(self.name), self.known, loaded) or self.hint
 
 
 def locate(path: str) -> Any:
@@ -294,7 +294,7 @@ def check_arguments(
         ConfigError: there is no such class, or it takes no such arguments.
     """
     # Not on the start-up path of workers.
-    from espnet3.config.advice import raise_together, unknown_hint
+    from espnet3.config.advice import did_you_mean, raise_together
 
     definition = find_definition(target)
     known = definition.argument_names() if definition is not None else None
@@ -310,7 +310,7 @@ def check_arguments(
 
     def refused(name: str) -> ConfigError:
         full = join_key(key, name)
-        hint = partial(unknown_hint, full, block[name], sorted(known))
+        hint = partial(did_you_mean, full, block[name], sorted(known))
         problem = f"is no argument of {target}"
         return ConfigError(key=full, problem=problem, fix=lambda loaded: hint(loaded) or takes)
 

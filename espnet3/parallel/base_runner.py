@@ -289,10 +289,10 @@ class BaseRunner:
             not_results=not_results_of(self),
         )
         if self._is_detached(config, client):
-            from espnet3.parallel.detached.control import launch
+            from espnet3.parallel.detached.control import start_detached
             from espnet3.parallel.detached.handle import DetachedRun
 
-            launch(self, request, self._spec(), config, self._policy(config), client)
+            start_detached(self, request, self._spec(), config, self._policy(config), client)
             return DetachedRun(request.root.resolve())
         driver = FolderDriver(request, self._spec(), self.provider, config, client)
         try:

@@ -206,7 +206,7 @@ class Dispatcher:
             return None
         self._deaths.pop(task.shard, None)  # the source knows all of them
         for death in self._source.deaths(task):
-            (task,) = self._after_death(task, death)
+            (task,) = self._retry_or_isolate(task, death)
         return task
 
     def _deaths_at(self, task: ShardAttempt) -> ShardDeaths:
@@ -312,7 +312,7 @@ class Dispatcher:
             # Without a folder nothing tells whether it had begun; it gets the benefit of the doubt.
             self._note_early_death(event, has_begun=position is not None or task.attempt is None)
         if not is_left:
-            self._again.extend(self._after_death(task, death))
+            self._again.extend(self._retry_or_isolate(task, death))
 
     def _is_committed(self, task: ShardAttempt) -> bool:
         """Tell whether the shard is committed by any owner; if so, it is done."""
@@ -339,7 +339,7 @@ class Dispatcher:
             # die forever.
             raise EarlyDeaths(dies_at_once(event))
 
-    def _after_death(self, task: ShardAttempt, death: Death) -> list[ShardAttempt]:
+    def _retry_or_isolate(self, task: ShardAttempt, death: Death) -> list[ShardAttempt]:
         """Return what to run after a death: the same, with a batch halved, or without an item."""
         verdict = self._deaths_at(task).judge(death.position, task, self._policy.retries)
         if verdict.kind == "retry":
@@ -352,7 +352,7 @@ class Dispatcher:
             return [replace(task, cuts=(*task.cuts, start, (start + stop) // 2, stop))]
         if verdict.kind == "item":
             return [self._without(self._failure(verdict, task, death), task)]
-        return self._divide(task, death)
+        return self._halve_in_memory(task, death)
 
     def _failure(self, verdict: Verdict, task: ShardAttempt, death: Death) -> Failure:
         """Return what to say of an item that kills its worker, unless the run ends with it."""
@@ -365,7 +365,7 @@ class Dispatcher:
             raise ItemError(describe_failure(failure) + skip_advice(self._policy))
         return failure
 
-    def _divide(self, task: ShardAttempt, death: Death) -> list[ShardAttempt]:
+    def _halve_in_memory(self, task: ShardAttempt, death: Death) -> list[ShardAttempt]:
         """Without a position, halve the task itself; possible where results are in memory."""
         is_in_items = death.position is not None and death.position[0] < task.stop
         if self._source.is_on_disk or is_in_items:
@@ -402,9 +402,9 @@ class _StallWatch:
             if position != known or worker not in running:
                 self._last[worker] = (position, now)
             elif position >= 0:
-                self._judge(pool, worker, running[worker], position, now - since)
+                self._kill_if_stalled(pool, worker, running[worker], position, now - since)
 
-    def _judge(
+    def _kill_if_stalled(
         self, pool: WorkerPool, worker: str, task: ShardAttempt, position: int, seconds: float
     ) -> None:
         if self._item_timeout is not None and seconds > self._item_timeout:

@@ -43,12 +43,12 @@ from espnet3.parallel.folder_run import (
     write_failures,
 )
 from espnet3.parallel.open_pool import (
-    count_shards,
     count_workers,
     fault_policy,
     is_inline,
     open_pool,
     release_pool,
+    shards_to_aim_at,
     uses_processes,
 )
 from espnet3.parallel.shard_queue import ShardQueue
@@ -158,7 +158,7 @@ class FolderDriver:
         """Finish the run and return what `merge` returns; at once if it was finished before."""
         root = self._request.root
         with interruptible() as interruption, folder_errors(root):
-            manifest = open_run(self._request, self._count_shards)
+            manifest = open_run(self._request, self._shards_to_aim_at)
             # Before the stop mark is looked at: a complete run answers even if it was cancelled.
             answer = self._request.finished_result(manifest)
             if answer is not None:
@@ -202,8 +202,8 @@ class FolderDriver:
             records.own.end("the run is complete", 0)
             return result
 
-    def _count_shards(self) -> int:
-        return count_shards(self._config, count_workers(self._config, self._client))
+    def _shards_to_aim_at(self) -> int:
+        return shards_to_aim_at(self._config, count_workers(self._config, self._client))
 
     @contextmanager
     def _shards_run(
@@ -434,7 +434,7 @@ def run_in_memory(
     n_workers = count_workers(config, client)
     plan = make_plan(
         len(items),
-        count_shards(config, n_workers),
+        shards_to_aim_at(config, n_workers),
         batch_size=spec.batch_size,
         batch_seconds=spec.batch_seconds,
         costs=costs,

@@ -73,7 +73,7 @@ def count_workers(config: "ParallelConfig", client: Any) -> int:
     return max(config.n_workers, len(client.nthreads()) if client is not None else 0)
 
 
-def count_shards(config: "ParallelConfig", n_workers: int | None = None) -> int:
+def shards_to_aim_at(config: "ParallelConfig", n_workers: int | None = None) -> int:
     """Return how many shards to aim at, for `n_workers` workers or those of the block.
 
     For thousands of workers fewer than so many each, unless that was asked for: a plan must not

@@ -337,7 +337,7 @@ class Lease:
         sign = _last_sign(owner_path(self.folder, claim.owner_id))
         if sign is None:
             return now - claim.since < self._timeout  # its file may be there for all but us
-        return _judge(sign, claim.owner_id, now, self.timeout) is not None
+        return _owner_if_alive(sign, claim.owner_id, now, self.timeout) is not None
 
     def _lives_one_of(self, user: int | None) -> bool:
         """Tell whether an owner is alive that may have made a claim that we cannot read.
@@ -519,10 +519,10 @@ def find_owner(folder: Path, owner_id: str, now: float, timeout: float) -> Owner
     One whose file cannot be read is alive while its heartbeat is fresh; its host is not known.
     """
     sign = _last_sign(owner_path(folder, owner_id))
-    return None if sign is None else _judge(sign, owner_id, now, timeout)
+    return None if sign is None else _owner_if_alive(sign, owner_id, now, timeout)
 
 
-def _judge(sign: _Sign, owner_id: str, now: float, timeout: float) -> Owner | None:
+def _owner_if_alive(sign: _Sign, owner_id: str, now: float, timeout: float) -> Owner | None:
     if now - sign.beat > timeout:
         return None
     if sign.content is None:
@@ -610,7 +610,7 @@ class LeaseView:
                 sign = _Sign(content, beat) if is_fresh else _last_sign(self._folder / name)
                 if sign is not None and sign.content is not None:
                     self._contents[name, inode] = sign.content
-                owner = _judge(sign, owner_ids[0], now, TIMEOUT) if sign else None
+                owner = _owner_if_alive(sign, owner_ids[0], now, TIMEOUT) if sign else None
                 if sign and owner:
                     look.owners[owner_ids[0]], look.beats[owner_ids[0]] = owner, sign.beat
             elif (claimed := claimed_name(name)) and not claimed.startswith("."):

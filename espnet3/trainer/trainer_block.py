@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from espnet3.config.advice import raise_together, unknown_hint
+from espnet3.config.advice import did_you_mean, raise_together
 from espnet3.config.sources import join_key, names_places
 from espnet3.config.targets import signature_at
 from espnet3.errors import ConfigError, ResourceError, suggest
@@ -63,7 +63,7 @@ def _unknown(key: str, value: Any, known: Collection[str]) -> ConfigError:
         key=key,
         problem="is no argument of the trainer",
         # A function, because only `names_places` knows the config that the hint depends on.
-        fix=lambda loaded: unknown_hint(key, value, known, loaded) or otherwise,
+        fix=lambda loaded: did_you_mean(key, value, known, loaded) or otherwise,
     )
 
 

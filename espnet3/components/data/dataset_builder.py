@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 
 from espnet3.components.data.data_organizer import SPLITS, DataSource, parse_entries
 from espnet3.components.data.errors import DataError
-from espnet3.config.advice import unknown_hint
+from espnet3.config.advice import did_you_mean
 from espnet3.config.resolve import resolved
 from espnet3.config.sources import names_places
 from espnet3.errors import ConfigError
@@ -229,7 +229,7 @@ def check_argument_names(builders: Iterable[Any], arguments: Mapping[str, Any]) 
 
 
 def _hint(key: str, value: Any, known: list[str], loaded: "LoadedConfig | None") -> str:
-    return unknown_hint(key, value, known, loaded) or f"They take: {', '.join(known) or 'nothing'}."
+    return did_you_mean(key, value, known, loaded) or f"They take: {', '.join(known) or 'nothing'}."
 
 
 def _sources(config: DictConfig, recipe_dir: Any) -> list[DataSource]:

@@ -13,7 +13,6 @@ import socket
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from espnet3.errors import EspnetError
@@ -136,18 +135,23 @@ def submit_early(
         return None
     scheduler = known_scheduler(config.env)
     of_header = {name: value for name, value in options.items() if name not in _COMMAND_OPTIONS}
-    header = plain_header(scheduler, of_header)
-    if header is None:
+    cluster = options.get("name") or backend.cluster
+    names = [f"{cluster}-{number}" for number in range(config.n_workers)]
+    # One each: LSF has the worker in the names of the logs.
+    headers = {name: plain_header(scheduler, {**of_header, "name": name}) for name in names}
+    if None in headers.values():
         return None
     if folder := options.get("log_directory"):
         os.makedirs(folder, exist_ok=True)
     port = socket.socket()
     port.bind((address, 0))
     where = f"tls://{address}:{port.getsockname()[1]}"
-    render = partial(_script, config.env, options, header, where)
-    cluster = options.get("name") or backend.cluster
-    names = [f"{cluster}-{number}" for number in range(config.n_workers)]
-    return EarlyJobs(scheduler, {name: render(name) for name in names}, security, port)
+    scripts = {
+        name: _script(config.env, options, header, where, name)
+        for name, header in headers.items()
+        if header is not None
+    }
+    return EarlyJobs(scheduler, scripts, security, port)
 
 
 def _is_installed(backend: "Backend") -> bool:

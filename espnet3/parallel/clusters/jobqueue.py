@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from espnet3.commands import same_command
-from espnet3.config.advice import unknown_hint
+from espnet3.config.advice import did_you_mean
 from espnet3.config.redact import scrub_text
 from espnet3.errors import ConfigError, ResourceError
 from espnet3.memory import rare_collections
@@ -199,7 +199,7 @@ def _refusal(
     unknown = [name for name in config.options if name not in known]
     if unknown:
         key = f"parallel.options.{unknown[0]}"
-        hint = unknown_hint(key, config.options[unknown[0]], known)
+        hint = did_you_mean(key, config.options[unknown[0]], known)
         return ConfigError(
             f"{key} is no option of {backend.cluster} of dask-jobqueue.",
             fix=hint or f"It takes: {', '.join(sorted(known))}.",

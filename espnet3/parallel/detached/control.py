@@ -39,7 +39,7 @@ from espnet3.parallel.folder_run import (
     shards_to_run,
     unpack_run,
 )
-from espnet3.parallel.open_pool import count_shards, worker_setup_fn
+from espnet3.parallel.open_pool import shards_to_aim_at, worker_setup_fn
 from espnet3.parallel.parallel import as_parallel_config
 from espnet3.shards.commit import set_aside
 from espnet3.shards.layout import leases_folder
@@ -72,7 +72,7 @@ _TIDY_SECONDS = 60.0
 """How long a merger may take to remove leftovers of a complete run before `retry` gives up."""
 
 
-def launch(
+def start_detached(
     runner: "BaseRunner",
     request: RunRequest,
     spec: "RunSpec",
@@ -115,7 +115,7 @@ def prepare(
     # Read before `open_run`, which may replace the plan.
     before = load_manifest(root) if queued and request.resume else None
     with folder_errors(root):
-        manifest = open_run(request, lambda: count_shards(config))
+        manifest = open_run(request, lambda: shards_to_aim_at(config))
         if queued and (before is None or before.run_id != manifest.run_id):
             # Of a replaced run, whose records are gone: these could not be cancelled later.
             cancel_jobs([job for job in queued if job_states([job])[job.key].phase == "pending"])

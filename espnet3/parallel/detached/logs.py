@@ -10,7 +10,7 @@ from pathlib import Path
 from espnet3.errors import RunFolderError, suggest
 from espnet3.io.shared_files import is_log_name
 from espnet3.parallel.clusters.job_logs import find_log
-from espnet3.parallel.detached.workforce import Job, Worker, is_alive, living_ids
+from espnet3.parallel.detached.workforce import Job, Worker, has_living_owner, living_ids
 from espnet3.schedulers import Scheduler, scheduler_of
 from espnet3.shards.layout import RunLayout
 from espnet3.shards.manifest import require_manifest
@@ -77,7 +77,7 @@ def known_workers(run_dir: Path) -> list[Worker]:
     """Return all workers that left a record, in the order in which they began."""
     living = living_ids(run_dir)
     records = read_workers(RecordPaths(run_dir))
-    return [Worker(record, is_alive(record, living)) for record in records]
+    return [Worker(record, has_living_owner(record, living)) for record in records]
 
 
 def _named(run_dir: Path, workers: list[Worker], name: str) -> list[Worker]:

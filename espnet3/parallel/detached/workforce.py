@@ -187,7 +187,9 @@ def read_workforce(
     latest = max(leases.beats.values(), default=0.0)
     # Not by this machine's clock: that of the file system may be another.
     silence = {owner_id: latest - beat for owner_id, beat in leases.beats.items()}
-    found = [Worker(r, is_alive(r, owners), silence.get(key, 0.0)) for key, r in records.items()]
+    found = [
+        Worker(r, has_living_owner(r, owners), silence.get(key, 0.0)) for key, r in records.items()
+    ]
     workers = [worker for worker in found if not worker.record.is_pool_worker]
     pool = [worker for worker in found if worker.record.is_pool_worker]
     # One whose record is not to be seen yet, or a driver that waits for its own workers.
@@ -196,7 +198,7 @@ def read_workforce(
     return Workforce(workers, _read_jobs(jobs, workers, ask or ask_schedulers, now), pool)
 
 
-def is_alive(record: WorkerRecord, owner_ids: Container[str]) -> bool:
+def has_living_owner(record: WorkerRecord, owner_ids: Container[str]) -> bool:
     """Tell whether a worker is alive, by the living owners; a pool worker lives with its driver."""
     if record.is_pool_worker:
         return record.driver in owner_ids and record.ended is None

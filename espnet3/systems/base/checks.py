@@ -22,7 +22,7 @@ from espnet3.commands import corrected_command, gather_corrections, override_key
 from espnet3.config.advice import (
     advise,
     check_block,
-    check_keys,
+    check_top_level_keys,
     raise_any,
     raise_together,
     references,
@@ -669,7 +669,7 @@ def _checks_of(loaded: "LoadedConfig", stages: Sequence[str]) -> Iterator[Callab
     if not any(loaded.has(key) for key in ("optimizer", "optimizers")):
         # Of training; those of inference stand under runner.
         known -= {"resume", "accept_changes"}
-    yield partial(check_keys, loaded, known, homes=HOMES, stages=stages)
+    yield partial(check_top_level_keys, loaded, known, homes=HOMES, stages=stages)
     for block, homes in BLOCK_HOMES.items():
         yield partial(check_block, loaded, block, homes, stages)
     # Resolves every interpolation, so that one that leads nowhere fails now and not in a stage.

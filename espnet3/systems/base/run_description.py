@@ -17,7 +17,7 @@ from espnet3.errors import ConfigError, MissingExtraError, RunFolderError
 from espnet3.parallel.clusters.registry import ON_THIS_MACHINE, left_out, render_job_script
 from espnet3.parallel.folder_run import count_files, file_limit
 from espnet3.parallel.identity import changes, describe_run, is_below, not_results_of
-from espnet3.parallel.open_pool import count_shards
+from espnet3.parallel.open_pool import shards_to_aim_at
 from espnet3.shards.commit import Done
 from espnet3.shards.manifest import Manifest, load_manifest, run_order
 from espnet3.shards.merge import has_outputs, read_coverage, read_success
@@ -113,7 +113,7 @@ def plan_shards(run: PlannedRun, parallel: "ParallelConfig", n_workers: int | No
         costs = run.runner.costs_of(range(run.n_items))
     return make_plan(
         run.n_items,
-        count_shards(parallel, n_workers),
+        shards_to_aim_at(parallel, n_workers),
         batch_size=run.runner.batch_size,
         batch_seconds=run.runner.batch_seconds,
         costs=costs,

@@ -30,9 +30,9 @@ from espnet3.trainer.checkpointing.checkpoint_io import (
 from espnet3.trainer.checkpointing.resume import (
     KEY,
     epoch_number,
+    mend_loops_to_resume,
     record_position,
-    settle_loops,
-    start_loops,
+    resume_loops,
 )
 from espnet3.trainer.config import CheckpointConfig, Criterion
 from espnet3.trainer.lightning_internals import (
@@ -100,7 +100,7 @@ class CheckpointKeeper(Checkpoint):
     def on_load_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self._begins_epoch = settle_loops(checkpoint)
+        self._begins_epoch = mend_loops_to_resume(checkpoint)
 
     @override
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -109,7 +109,7 @@ class CheckpointKeeper(Checkpoint):
 
     @override
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        start_loops(trainer, self._begins_epoch)
+        resume_loops(trainer, self._begins_epoch)
         self._begins_epoch = False
         self._saved_step = trainer.global_step
         if self._timer:

@@ -273,7 +273,7 @@ def read_position(checkpoint: Mapping[str, Any]) -> SavedPosition:
     )
 
 
-def settle_loops(checkpoint: dict[str, Any]) -> bool:
+def mend_loops_to_resume(checkpoint: dict[str, Any]) -> bool:
     """Correct the loops in a checkpoint that was just loaded, so that Lightning resumes exactly.
 
     Returns:
@@ -300,12 +300,12 @@ def settle_loops(checkpoint: dict[str, Any]) -> bool:
     return False
 
 
-def start_loops(trainer: pl.Trainer, new_epoch: bool) -> None:
-    """Finish what `settle_loops` began; to be called at the train start.
+def resume_loops(trainer: pl.Trainer, new_epoch: bool) -> None:
+    """Finish what `mend_loops_to_resume` began; to be called at the train start.
 
     Args:
         trainer: In `on_train_start`.
-        new_epoch: What `settle_loops` returned.
+        new_epoch: What `mend_loops_to_resume` returned.
     """
     if new_epoch:
         trainer.fit_loop.epoch_loop.restarting = False

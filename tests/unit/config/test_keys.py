@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from espnet3.config.advice import check_block, check_keys
+from espnet3.config.advice import check_block, check_top_level_keys
 from espnet3.config.load import LoadedConfig, load_config
 from espnet3.errors import ConfigError
 
@@ -40,7 +40,9 @@ def conf(tmp_path):
 
 def problem(loaded: LoadedConfig, block: str | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
-        check_block(loaded, block, HOMES) if block else check_keys(loaded, KNOWN, homes=HOMES)
+        check_block(loaded, block, HOMES) if block else check_top_level_keys(
+            loaded, KNOWN, homes=HOMES
+        )
     return str(caught.value)
 
 
@@ -57,7 +59,7 @@ def problem(loaded: LoadedConfig, block: str | None = None) -> str:
     ],
 )
 def test_known_keys_and_those_of_the_user_are_allowed(conf, text):
-    check_keys(conf(text)[0], KNOWN, homes=HOMES)
+    check_top_level_keys(conf(text)[0], KNOWN, homes=HOMES)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +75,12 @@ def test_known_keys_and_those_of_the_user_are_allowed(conf, text):
 )
 def test_a_close_key_that_something_refers_to_is_the_users_own(conf, reference):
     loaded, _ = conf(f"models: [a]\nx: [{{y: '{reference}'}}]\n")
-    check_keys(loaded, KNOWN, homes=HOMES)
+    check_top_level_keys(loaded, KNOWN, homes=HOMES)
 
 
 def test_a_key_of_a_block_may_be_a_variable_that_the_block_refers_to(conf):
     loaded, _ = conf("n_workers: 4\nparallel: {n_workers: '${n_workers}'}\n")
-    check_keys(loaded, KNOWN, homes=HOMES)
+    check_top_level_keys(loaded, KNOWN, homes=HOMES)
 
 
 # Misspelt keys

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.open_pool import count_shards
+from espnet3.parallel.open_pool import shards_to_aim_at
 from espnet3.shards.plan import (
     OPERATIONS_PER_SECOND,
     OPERATIONS_PER_SHARD,
@@ -60,16 +60,16 @@ def test_operations_of_a_thousand_workers_follow_from_shards_and_time():
 
 @pytest.mark.parametrize("n_workers", [1, 64, 1_000, 6_000])
 def test_plans_for_up_to_thousands_of_workers_are_cut_as_finely_as_asked(n_workers):
-    assert count_shards(ParallelConfig(n_workers=n_workers)) == 16 * n_workers
+    assert shards_to_aim_at(ParallelConfig(n_workers=n_workers)) == 16 * n_workers
 
 
 @pytest.mark.parametrize("n_workers", [10_000, 40_000])
 def test_plan_for_more_workers_stays_below_its_share_of_the_file_server(n_workers):
-    n_shards = count_shards(ParallelConfig(n_workers=n_workers))
+    n_shards = shards_to_aim_at(ParallelConfig(n_workers=n_workers))
     assert 2 * n_workers <= n_shards < 16 * n_workers
     assert n_shards * OPERATIONS_PER_SHARD / 1800 <= SERVER_RATE * SERVER_SHARE
 
 
 def test_number_of_shards_that_was_asked_for_is_kept():
     asked = ParallelConfig(n_workers=20_000, shards_per_worker=16)
-    assert count_shards(asked) == 320_000
+    assert shards_to_aim_at(asked) == 320_000
