@@ -10,6 +10,7 @@ import logging
 import os
 import shlex
 import socket
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,7 +46,7 @@ class EarlyJobs:
         scheduler: takes them.
         scripts: of each worker's job.
         security: the certificates that their scripts name; written before any is submitted.
-        port: bound, not listening, so that no other program gets it; `release_port` frees it.
+        port: bound, not listening, so that no other program gets it, until `free_port`.
     """
 
     def __init__(
@@ -75,11 +76,15 @@ class EarlyJobs:
             file.flush()
             return self._scheduler.submit_script(file.name, environment=submission_environment())
 
-    def release_port(self) -> int:
-        """Return the port at which the driver is to listen, and let it do so."""
+    @property
+    def port(self) -> int:
+        """The port at which the driver is to listen."""
         number: int = self._port.getsockname()[1]
-        self._port.close()
         return number
+
+    def free_port(self) -> None:
+        """Leave the port to the driver, which listens there by now."""
+        self._port.close()
 
     def take(self, name: str, script: str, command: Sequence[str]) -> str | None:
         """Return the number of the job of a worker; None if it has to be submitted.
@@ -133,6 +138,8 @@ def submit_early(
     security, address = options.get("security"), _address(options)
     if not isinstance(security, Certificates) or address is None or not _is_installed(backend):
         return None
+    if sys.platform != "linux":  # where two sockets cannot share a port as needed below
+        return None
     scheduler = known_scheduler(config.env)
     of_header = {name: value for name, value in options.items() if name not in _COMMAND_OPTIONS}
     cluster = options.get("name") or backend.cluster
@@ -144,6 +151,10 @@ def submit_early(
     if folder := options.get("log_directory"):
         os.makedirs(folder, exist_ok=True)
     port = socket.socket()
+    # Dask sets it as well: Linux then lets it listen while this one keeps others away. To close
+    # this one first would free the port too early, or too late: a command that is just being
+    # started still has it.
+    port.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     port.bind((address, 0))
     where = f"tls://{address}:{port.getsockname()[1]}"
     scripts = {

@@ -61,6 +61,8 @@ def start(config: "ParallelConfig", backend: Backend) -> Any:
         check_log_folder(options)
         early = submit_early(config, backend, options)
         cluster = _make_cluster(config, backend, options, early)
+        if early is not None:
+            early.free_port()
         _log_about_workers(config, cluster)
         try:
             _submit(cluster, config)
@@ -94,8 +96,7 @@ def _make_cluster(
     job_class = patched_job_class(start_cluster.job_cls, scheduler, early)
     options = {**_with_security(options), "job_cls": job_class}
     if early is not None:
-        port = early.release_port()
-        options["scheduler_options"] = {**options["scheduler_options"], "port": port}
+        options["scheduler_options"] = {**options["scheduler_options"], "port": early.port}
     with dask.config.set(quiet_settings()):
         cluster_type = kept_cluster_class(removing_certificates(start_cluster))
         return checked(cluster_type, config, backend, options)
