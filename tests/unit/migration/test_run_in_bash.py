@@ -124,7 +124,7 @@ FOLLOWED = {
         'lang=en\nf() {\n  local lang=de\n  nbpe=7\n}\nf\n./asr.sh --lang $lang --nbpe $nbpe\n'
     ),
     "a variable of a subshell is lost": "l=en\n(l=de)\n./asr.sh --lang $l\n",
-    "a variable that is set in a pipe is lost": "l=en\necho x | l=de\n./asr.sh --lang $l\n",
+    "a variable that is set in a pipe is lost": "l=en\n: | l=de\n./asr.sh --lang $l\n",
     "a test of a variable that may be unset": (
         'if [ -z "${ngpu:-}" ]; then ngpu=4; fi\nif [ "${mode:-}" == x ]; then ngpu=0; fi\n'
         "./asr.sh --ngpu $ngpu\n"
