@@ -672,7 +672,7 @@ class Spare:
             with ExitStack() as stack:
                 stack.callback(self._link.close)
                 self._link.settimeout(_ANSWER_SECONDS)
-                # That it has a session of its own. Another spare, just forked, may hold its end yet.
+                # That it has a session of its own. A spare just forked may hold its end as well.
                 if not self._link.recv(1) or self._child.poll() is not None:
                     raise BrokenPipeError
                 # As a descriptor: it may have been removed, or be in a place that lost its name.
