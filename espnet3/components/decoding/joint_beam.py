@@ -224,12 +224,10 @@ class JointSearch:
     def _liking(self) -> Tensor:
         """Return `[utterances, rows, n_tokens]`: in which order the networks like the tokens."""
         first, *others = self._networks
-        # The order of a single one is that without its weight.
-        if not others:
-            return first.log_probs
-        total = first.weight * first.log_probs
+        # The order is that without the weight of the first.
+        total = first.log_probs
         for part in others:
-            total = torch.add(total, part.log_probs, alpha=part.weight)
+            total = torch.add(total, part.log_probs, alpha=part.weight / first.weight)
         return total
 
     def _candidates(self, last: Tensor) -> Tensor:

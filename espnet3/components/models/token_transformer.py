@@ -7,10 +7,11 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, cat, nn
-from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, scaled_dot_product_attention, silu
 
 from espnet3.errors import ConfigError, suggest
 from espnet3.text import count
@@ -24,6 +25,7 @@ _FUNCTIONS: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
 """The same, of what is needed only once."""
 _TABLE = 128  # positions whose sinusoids are made at once
 _BLOCK = 8  # steps to make room for at once: between, nothing of the past is copied
+_LARGE_OUTPUT = 1000  # outputs for which oneDNN's own layout of the weights is worth a call of it
 
 
 @dataclass(frozen=True)
@@ -118,10 +120,13 @@ class TransformerState:
         order = is_seen.byte().sort(dim=1, descending=True, stable=True).indices[:, :n]
         n_free = _BLOCK * sees.shape[1]
         sees = sees.gather(2, order[:, None].expand(-1, sees.shape[1], -1))
+        first = torch.arange(len(order), device=order.device)[:, None]
         layers = []
         for one in self.layers:
-            kept = one.gather(1, order[..., None].expand(-1, -1, one.shape[2]))
-            layers.append(cat([kept, one.new_zeros(len(one), n_free, one.shape[2])], 1))
+            places = (first * one.shape[1] + order).flatten()
+            kept = one.flatten(0, 1).index_select(0, places).view(len(one), n, -1)
+            # Whatever is in the free places, they are written before they are read.
+            layers.append(cat([kept, one.new_empty(len(one), n_free, one.shape[2])], 1))
         return replace(
             self,
             layers=tuple(layers),
@@ -240,6 +245,11 @@ class TokenTransformer(nn.Module):
         # In pre-norm layers the sum itself is never normalised.
         self.norm = nn.LayerNorm(size, eps=options.norm_eps)
         self.output = nn.Linear(size, n_tokens)
+        self._frozen: Frozen | None = None
+
+    def freeze(self) -> None:
+        """Let searches keep weights in layouts of their own: they do not change any more."""
+        self._frozen = Frozen(self.layers, self.output)
 
     def forward(
         self, tokens: Tensor, state: TransformerState, memories: Sequence[Memory | None] = ()
@@ -254,8 +264,10 @@ class TokenTransformer(nn.Module):
         """
         x = self.embedding(tokens.clamp_min(0)) * math.sqrt(self.size)
         x = x + positions(tokens.shape[1], self.size, state, like=x)
-        x, state = through_layers(self.layers, self.dropout(x), state, memories)
-        return self.output(self.norm(x)), state
+        frozen = None if torch.is_grad_enabled() else self._frozen
+        x, state = through_layers(self.layers, self.dropout(x), state, memories, frozen)
+        output = self.output if frozen is None else frozen.output
+        return output(self.norm(x)), state
 
     def step(
         self, tokens: Tensor, state: TransformerState, memories: Sequence[Memory | None] = ()
@@ -271,6 +283,7 @@ def through_layers(
     x: Tensor,
     state: TransformerState,
     memories: Sequence[Memory | None] = (),
+    frozen: "Frozen | None" = None,
 ) -> tuple[Tensor, TransformerState]:
     """Return `[rows, positions, size]` behind causal layers, and the state with the new tokens.
 
@@ -279,6 +292,7 @@ def through_layers(
         x: of the same shape; after a state with tokens, one position.
         state: of the tokens before.
         memories: one for each layer.
+        frozen: the same layers, if their weights do not change any more.
     """
     shape, sees = x.shape, state.sees
     if state.layers:
@@ -286,8 +300,9 @@ def through_layers(
         sees = state.sees[..., : state.n + state.sees.shape[1]]
         # The rows of a group become one list of queries.
         x = x.view(*sees.shape[:2], -1)
-        if not torch.is_grad_enabled():
-            state = state if state.steps else replace(state, steps=_steps_of(layers))
+        if not torch.is_grad_enabled() and not state.steps:
+            steps = _steps_of(layers) if frozen is None else frozen.steps
+            state = replace(state, steps=steps)
         if state.steps:
             return _through_steps(x, state, sees, memories).view(shape), state.grown(state.layers)
     kept: list[Tensor] = []
@@ -298,17 +313,74 @@ def through_layers(
     return x.view(shape), state.grown(kept) if state.layers else TransformerState.of(kept)
 
 
-def _steps_of(layers: nn.ModuleList) -> "tuple[_LayerStep, ...]":
+class Frozen:
+    """The layers and the output of a network whose weights do not change any more.
+
+    A search multiplies a few rows by them in each step, and waits for the weights: they are copied
+    into layouts that such products read in less time. That is done on first use on each device.
+    """
+
+    def __init__(self, layers: nn.ModuleList, output: nn.Linear) -> None:
+        self._layers, self._output = layers, output
+        self._device: torch.device | None = None
+        self._steps: tuple[_LayerStep, ...] = ()
+        self._product: Callable[[Tensor], Tensor] = output
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Layouts of oneDNN cannot be pickled.
+        return Frozen, (self._layers, self._output)
+
+    @property
+    def steps(self) -> "tuple[_LayerStep, ...]":
+        """The layers; none if one has parts of other kinds."""
+        self._make()
+        return self._steps
+
+    def output(self, x: Tensor) -> Tensor:
+        """Return the output of `[..., size]`."""
+        self._make()
+        return self._product(x)
+
+    def _make(self) -> None:
+        device = self._output.weight.device
+        if device == self._device:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            self._steps = _steps_of(self._layers, is_frozen=True)
+            self._product = _output_of(self._output)
+        self._device = device
+
+
+def _output_of(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """Return a layer with many outputs as a function that is fast for a few rows."""
+    weight, bias = layer.weight.detach(), layer.bias
+    is_plain = weight.device.type == "cpu" and weight.dtype == torch.float32
+    if not is_plain or len(weight) < _LARGE_OUTPUT:
+        return layer
+    # PyTorch's compiler calls these; whether they are there depends on how it was built.
+    try:
+        operations = torch.ops.mkldnn
+        packed = operations._reorder_linear_weight(weight, None)
+        product = operations._linear_pointwise
+        product(weight[:1], packed, bias, "none", [], "")
+    except (AttributeError, RuntimeError):
+        return layer
+    return lambda x: product(x, packed, bias, "none", [], "")
+
+
+def _steps_of(layers: nn.ModuleList, *, is_frozen: bool = False) -> "tuple[_LayerStep, ...]":
     """Return the layers without what only training needs; none if one has parts of other kinds."""
     if not all(_LayerStep.fits(layer) for layer in layers):
         return ()
-    return tuple(_LayerStep(layer) for layer in layers)  # type: ignore[arg-type]
+    return tuple(_LayerStep(layer, is_frozen) for layer in layers)  # type: ignore[arg-type]
 
 
 def _through_steps(
     x: Tensor, state: TransformerState, sees: Tensor, memories: Sequence[Memory | None]
 ) -> Tensor:
     """Return `[groups, rows, size]` behind all layers, and write their keys and values."""
+    shape = x.shape
+    x = x.flatten(0, 1)  # products of matrices have less to find out
     # A mask of truth values would be made into this one in each attention.
     own_bias = _bias(sees[:, None], like=state.layers[0])
     # All layers look at the same frames.
@@ -322,7 +394,7 @@ def _through_steps(
         if memory is not None:
             x = step.look_at(x, memory, memory_bias)
         x = step.feed_forward(x)
-    return x
+    return x.view(shape)
 
 
 def _bias(sees: Tensor, *, like: Tensor) -> Tensor:
@@ -453,20 +525,20 @@ class _LayerStep:
     """A `CausalLayer` for one more token of each row, in a search.
 
     The same numbers, without dropout and without the calls of a dozen small modules, which take
-    longer than what they compute for the few rows of an utterance.
+    longer than what they compute for the few rows of an utterance. All rows are `[rows, size]`.
     """
 
-    def __init__(self, layer: CausalLayer) -> None:
+    def __init__(self, layer: CausalLayer, is_frozen: bool) -> None:
         before, inner, activation, _, outer = layer.feed_forward
-        self._self = _AttentionStep(layer.self_norm, layer.self_attention)
+        self._self = _AttentionStep(layer.self_norm, layer.self_attention, is_frozen)
         self._memory = None
         if layer.memory_norm is not None and layer.memory_attention is not None:
-            self._memory = _AttentionStep(layer.memory_norm, layer.memory_attention)
+            self._memory = _AttentionStep(layer.memory_norm, layer.memory_attention, is_frozen)
         assert isinstance(before, nn.LayerNorm)
         assert isinstance(inner, nn.Linear)
         assert isinstance(outer, nn.Linear)
         self._norm = _norm_of(before)
-        self._inner, self._outer = _linear_of(inner), _linear_of(outer)
+        self._inner, self._outer = _matrix_of(is_frozen, inner), _matrix_of(is_frozen, outer)
         self._activation = _FUNCTIONS[type(activation)]
 
     @staticmethod
@@ -479,53 +551,73 @@ class _LayerStep:
 
     def look_back(self, x: Tensor, seen: Tensor, bias: Tensor) -> Tensor:
         """Attend to the tokens so far, the last of which are written into `seen`."""
-        normed = self._self.normed(x)
-        seen[:, -x.shape[1] :] = self._self.keys_values(normed)
-        return self._self(normed, seen, bias) + x
+        queries, new = self._self.all_of(x)
+        new = new.view(len(seen), -1, seen.shape[2])
+        seen[:, -new.shape[1] :] = new
+        return self._self(queries, seen, bias) + x
 
     def look_at(self, x: Tensor, memory: Memory, bias: Tensor | None) -> Tensor:
         """Attend to the encoded speech of each utterance."""
         assert self._memory is not None
-        # As in `CausalLayer`, the rows of an utterance become one list of queries.
-        together = self._memory.normed(x).view(len(memory.is_real), -1, x.shape[-1])
-        return self._memory(together, memory.keys_values, bias).view_as(x) + x
+        return self._memory(self._memory.queries_of(x), memory.keys_values, bias) + x
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """Return the output of the layer."""
-        hidden = linear(layer_norm(x, *self._norm), *self._inner)
-        return linear(self._activation(hidden), *self._outer) + x
+        hidden = _product(torch.layer_norm(x, *self._norm), self._inner)
+        return _product(self._activation(hidden), self._outer) + x
 
 
 class _AttentionStep:
     """An `Attention` and the norm before it."""
 
-    def __init__(self, norm: nn.LayerNorm, attention: Attention) -> None:
+    def __init__(self, norm: nn.LayerNorm, attention: Attention, is_frozen: bool) -> None:
         self._norm = _norm_of(norm)
         self._n_heads = attention.n_heads
-        self._query, self._output = _linear_of(attention.query), _linear_of(attention.output)
-        self._key_value = _linear_of(attention.key_value)
+        self._size = attention.query.out_features
+        self._query = _matrix_of(is_frozen, attention.query)
+        self._output = _matrix_of(is_frozen, attention.output)
+        self._key_value = _matrix_of(is_frozen, attention.key_value)
+        self._all = None
+        if is_frozen and attention.key_value.in_features == self._size:
+            self._all = _matrix_of(True, attention.query, attention.key_value)
 
-    def normed(self, x: Tensor) -> Tensor:
-        return layer_norm(x, *self._norm)
+    def queries_of(self, x: Tensor) -> Tensor:
+        """Return the queries of `[rows, size]`."""
+        return _product(torch.layer_norm(x, *self._norm), self._query)
 
-    def keys_values(self, normed: Tensor) -> Tensor:
-        return linear(normed, *self._key_value)
+    def all_of(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the queries, and the keys and values, of `[rows, size]`."""
+        normed = torch.layer_norm(x, *self._norm)
+        if self._all is None:
+            return _product(normed, self._query), _product(normed, self._key_value)
+        queries, keys_values = _product(normed, self._all).tensor_split((self._size,), 1)
+        return queries, keys_values
 
-    def __call__(self, normed: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
-        n_rows, n_places = normed.shape[1], keys_values.shape[1]
-        queries = linear(normed, *self._query).view(-1, n_rows, self._n_heads, self._head_size)
-        both = keys_values.view(-1, n_places, 2, self._n_heads, self._head_size)
+    def __call__(self, queries: Tensor, keys_values: Tensor, bias: Tensor | None) -> Tensor:
+        # The rows of an utterance become one list of queries: its memory need not be copied.
+        n_groups, n_places = keys_values.shape[:2]
+        queries = queries.view(n_groups, -1, self._n_heads, self._size // self._n_heads)
+        both = keys_values.view(n_groups, n_places, 2, self._n_heads, -1)
         keys, values = both.permute(2, 0, 3, 1, 4).unbind(0)
         attended = scaled_dot_product_attention(queries.transpose(1, 2), keys, values, bias)
-        return linear(attended.transpose(1, 2).flatten(2), *self._output)
-
-    @property
-    def _head_size(self) -> int:
-        return self._query[0].shape[0] // self._n_heads
+        return _product(attended.transpose(1, 2).reshape(-1, self._size), self._output)
 
 
-def _linear_of(layer: nn.Linear) -> tuple[Tensor, Tensor]:
-    return layer.weight, layer.bias
+_Matrix = tuple[Tensor, Tensor]
+"""Bias, and weights `[inputs, outputs]`."""
+
+
+def _product(x: Tensor, matrix: _Matrix) -> Tensor:
+    return torch.addmm(matrix[0], x, matrix[1])
+
+
+def _matrix_of(is_frozen: bool, *layers: nn.Linear) -> _Matrix:
+    """Return the weights of one layer, or of frozen ones with the same input as one."""
+    if not is_frozen:
+        return layers[0].bias, layers[0].weight.t()
+    weights = cat([layer.weight.detach() for layer in layers])
+    # Of few rows, the product with weights that lie this way round takes up to a quarter less.
+    return cat([layer.bias.detach() for layer in layers]), weights.t().contiguous()
 
 
 def _norm_of(layer: nn.LayerNorm) -> tuple[Sequence[int], Tensor, Tensor, float]:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -224,7 +225,65 @@ def _use_fast_layers(encoder: nn.Module) -> None:
     for child in encoder.modules():
         if type(child) is nn.Conv1d and child.groups == child.in_channels > 1:
             child.__class__ = DepthwiseConv  # the same in all but the way to compute it
+        if type(child).__name__ in _ATTENTIONS:
+            child.register_forward_pre_hook(_without_mask)
     for child in getattr(encoder, "embed", nn.Module()).modules():
-        # Its input is what a convolution has just made.
-        if type(child) is nn.ReLU:
-            child.inplace = True
+        if type(child) is nn.Sequential:
+            _join_activations(child)
+
+
+_ATTENTIONS = (
+    "MultiHeadedAttention",
+    "RelPositionMultiHeadedAttention",
+    "LegacyRelPositionMultiHeadedAttention",
+)
+"""Of ESPnet2, which take None for a mask, as the last argument."""
+
+
+def _without_mask(attention: nn.Module, inputs: Any) -> Any:
+    """Leave out the mask of an attention of single utterances: it hides nothing."""
+    mask = inputs[-1]
+    is_mask = isinstance(mask, Tensor) and mask.dtype == torch.bool
+    # Elsewhere than on a CPU, to ask would wait for the results so far.
+    if not is_mask or mask.device.type != "cpu" or not bool(mask.all()):
+        return None
+    return (*inputs[:-1], None)
+
+
+def _join_activations(layers: nn.Sequential) -> None:
+    """Let convolutions apply the ReLU behind them, before their output leaves the caches."""
+    for place, (layer, after) in enumerate(pairwise(list(layers))):
+        if type(layer) is nn.Conv2d and type(after) is nn.ReLU:
+            layer.__class__ = _RectifiedConv  # with the same weights by the same names
+            layers[place + 1] = nn.Identity()
+
+
+_HAS_ONEDNN = all(
+    hasattr(torch.ops.mkldnn, name)
+    for name in ("_reorder_convolution_weight", "_convolution_pointwise")
+)
+"""What PyTorch's compiler calls; whether it is there depends on how PyTorch was built."""
+
+
+class _RectifiedConv(nn.Conv2d):
+    """A convolution whose weights do not change any more, and the ReLU behind it."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return `[batch, channels, height, width]`."""
+        is_plain = input.device.type == "cpu" and input.dtype == self.weight.dtype == torch.float32
+        is_known = self.padding_mode == "zeros" and not isinstance(self.padding, str)
+        if not (is_plain and is_known and _HAS_ONEDNN) or torch.is_grad_enabled():
+            return torch.relu_(super().forward(input))
+        sizes = (list(self.padding), list(self.stride), list(self.dilation), self.groups)
+        packed = self.__dict__.get("packed")
+        if packed is None:
+            with torch.inference_mode(False), torch.no_grad():
+                pack = torch.ops.mkldnn._reorder_convolution_weight
+                packed = self.packed = pack(self.weight.detach(), *sizes, list(input.shape))
+        product = torch.ops.mkldnn._convolution_pointwise
+        found: Tensor = product(input, packed, self.bias, *sizes, "relu", [], "")
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Layouts of oneDNN cannot be pickled.
+        return {name: value for name, value in self.__dict__.items() if name != "packed"}

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, cat, nn
+from torch.nn.functional import embedding
 
 from espnet3.components.models.attention_decoder import TransformerDecoder
 from espnet3.components.models.token_transformer import (
     Attention,
     CausalLayer,
+    Frozen,
     LayerOptions,
     TransformerState,
     positions,
@@ -63,6 +65,7 @@ def import_decoder(decoder: Any, n_tokens: int) -> TransformerDecoder:
         assert mine.memory_attention is not None
         mine.memory_norm.load_state_dict(theirs.norm2.state_dict())
         _copy_attention(mine.memory_attention, theirs.src_attn)
+    network.freeze()
     return ours.eval()
 
 
@@ -104,6 +107,9 @@ class ImportedLanguageModel(nn.Module):
 class TransformerLanguageModel(ImportedLanguageModel):
     """ESPnet2's `transformer` language model, with a cache of keys and values."""
 
+    inputs: Tensor
+    """`[n_tokens, size]`: each token behind the input layer."""
+
     def __init__(self, lm: Any, tokens: tuple[str, ...]) -> None:
         super().__init__(tokens)
         encoder = lm.encoder
@@ -116,8 +122,6 @@ class TransformerLanguageModel(ImportedLanguageModel):
         ):
             raise CannotImport("the language model has an input layer other than linear")
         self._has_positions = names[4] == "PositionalEncoding"
-        self.embedding = lm.embed
-        self.project = nn.Sequential(*list(encoder.embed)[:2], nn.ReLU())
         first = layers[0]
         self.size = first.self_attn.linear_q.in_features
         options = LayerOptions(_activation(first), first.norm1.eps)
@@ -130,6 +134,13 @@ class TransformerLanguageModel(ImportedLanguageModel):
             _copy_layer(mine, theirs, feed_forward_norm=theirs.norm2)
         self.norm = encoder.after_norm
         self.output = lm.decoder
+        self._frozen = Frozen(self.layers, self.output)
+        # The input layer of all tokens, as it would be the same in each step.
+        project = nn.Sequential(*list(encoder.embed)[:2], nn.ReLU())
+        with torch.no_grad():
+            inputs = project(lm.embed.weight)
+            inputs = inputs * math.sqrt(self.size) if self._has_positions else inputs
+        self.register_buffer("inputs", inputs, persistent=False)
 
     def start(self, n: int, device: torch.device | str = "cpu") -> TransformerState:
         """Return the state of empty texts."""
@@ -137,11 +148,11 @@ class TransformerLanguageModel(ImportedLanguageModel):
 
     def step(self, tokens: Tensor, state: TransformerState) -> tuple[Tensor, TransformerState]:
         """Add a token to each text."""
-        x = self.project(self.embedding(tokens[:, None]))
+        x = embedding(tokens[:, None], self.inputs)
         if self._has_positions:
-            x = x * math.sqrt(self.size) + positions(1, self.size, state, like=x)
-        x, state = through_layers(self.layers, x, state)
-        logits = self.output(self.norm(x[:, 0]))
+            x = x + positions(1, self.size, state, like=x)
+        x, state = through_layers(self.layers, x, state, frozen=self._frozen)
+        logits = self._frozen.output(self.norm(x[:, 0]))
         return torch.log_softmax(logits.float(), -1), state
 
     def select(self, state: TransformerState, indices: Tensor) -> TransformerState:

@@ -1,4 +1,5 @@
 import copy
+import pickle
 
 import pytest
 import torch
@@ -173,3 +174,22 @@ def test_layers_of_other_kinds_are_called_as_they_are():
             assert torch.allclose(mine, theirs, atol=1e-5)
     assert first.tokens.steps
     assert not second.tokens.steps
+
+
+@pytest.mark.parametrize("n_tokens", [5, 1200])  # a large output has a layout of its own
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_frozen_weights_give_what_forward_gives(n_tokens, is_copied):
+    torch.manual_seed(0)
+    sizes = {"n_layers": 2, "n_heads": 2, "hidden": 8, "activation": "relu"}
+    decoder = TransformerDecoder(n_tokens, 6, **sizes).eval()
+    encoded, lengths = torch.randn(2, 7, 6), torch.tensor([7, 4])
+    inputs = torch.randint(0, n_tokens, (2, 5))
+    wanted = decoder(encoded, lengths, inputs).log_softmax(-1)
+    decoder.network.freeze()
+    with torch.inference_mode():
+        for _ in range(2):
+            state = decoder.start(encoded, lengths)
+            for n in range(5):
+                log_probs, state = decoder.step(inputs[:, n], state)
+                assert torch.allclose(log_probs, wanted[:, n], atol=1e-5)
+            decoder = pickle.loads(pickle.dumps(decoder)) if is_copied else decoder
