@@ -26,7 +26,10 @@ from espnet3.systems.espnet2.inference import ESPnet2Inference
 from espnet3.systems.espnet2.package import task_class
 
 RATE = 16000
-N_UTTERANCES = 8
+N_UTTERANCES = 32
+"""All of them are the batch of the batched search."""
+PART = 4
+"""Every fourth is decoded by whole programs, and every eighth through our runner."""
 SECONDS = (0.4, 14.0)
 # Hypotheses of a random model end at a limit, of 31 frames a second: at 12 characters a second, at
 # 4 tokens of 5,000, as speech has them, and in the case of short outputs at one.
@@ -65,7 +68,7 @@ def measure() -> Iterator[Figure]:
             is_large = sizes_of is LARGE
             name += ", large, short outputs" if is_large else ""
             yield from _compare(name, files, speech, with_runner=number == 0, is_large=is_large)
-        yield from _whole_decoding(Path(folder), speech)
+        yield from _whole_decoding(Path(folder), speech[::PART])
         yield from _reading(Path(folder))
         yield from _training(Path(folder, "0", "asr"))
 
@@ -89,7 +92,7 @@ def _compare(
     for number, one in enumerate(speech):
         for way, decode in ways.items():
             cpu[way] += _cpu_seconds(decode, way, found, one)
-        if number % 4 == 0:
+        if number % (N_UTTERANCES // 2) == 0:
             found["batched"] = []
             cpu["batched"] += _cpu_seconds(ours, "batched", found, list(speech))
             n_batched += 1
@@ -110,7 +113,7 @@ def _compare(
     seconds = sum(map(len, speech)) / RATE
     yield Figure("beside: the same: tokens a second of speech", n_tokens / seconds, "")
     if with_runner:
-        some = speech[::2]
+        some = speech[:: 2 * PART]
         _BUILT.update(model=theirs, dataset=some)
         runner = _Runner(_Provider({}))
         nothing: dict[str, list[Any]] = {"": []}
