@@ -14,6 +14,12 @@ _LEAST_POSTERIOR = -1e3
 """Logarithm of the least posterior; e to it is 0 for all purposes, and sums of it stay exact."""
 _SMALL = 1e-25
 """Sums above it lose nothing that counts to terms that are too small for float32."""
+_BLOCK = 16
+"""Frames that are summed together."""
+_MANY = 8000
+"""Numbers from which on that takes less time."""
+_ROOM = 650.0
+"""e to minus this is well above the least number of float64."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +62,9 @@ class CTCPrefixScorer:
         # side. Padding would take as long to write as frames, so there is none; what a lookup
         # finds behind the frames of an utterance means nothing, and is masked.
         total = sum(lengths) * self.n_tokens
-        self._posteriors = log_probs[0].new_zeros(total + n_frames)
+        # Zeros only behind the last ones: they are as much as all of the vocabulary.
+        self._posteriors = log_probs[0].new_empty(total + n_frames)
+        self._posteriors[total:] = 0.0
         sizes = [n * self.n_tokens for n in lengths]
         for part, one in zip(torch.split(self._posteriors[:total], sizes), log_probs, strict=True):
             part.view(self.n_tokens, len(one)).copy_(one.T)
@@ -196,5 +204,27 @@ def _enter(starts: Tensor, sums: Tensor) -> Tensor:
     It solves `curve[t] = (curve[t - 1] + starts[t - 1]) * posterior[t]`, in logarithms.
     """
     # In closed form, since a loop over the frames would run hundreds of small operations per token.
-    curve = sums[..., 1:] + torch.logcumsumexp(starts - sums[..., :-1], -1)
+    curve = sums[..., 1:] + _logcumsumexp(starts - sums[..., :-1])
     return torch.nn.functional.pad(curve, (1, 0), value=IMPOSSIBLE)
+
+
+def _logcumsumexp(curves: Tensor) -> Tensor:
+    """Return the logarithms of the sums of the first 1, 2, ... frames.
+
+    PyTorch's function takes an exponential and a logarithm for each frame, one by one. Here blocks
+    of frames are summed with respect to the highest of each, where float64 has room for that.
+    """
+    if curves.numel() < _MANY:
+        return torch.logcumsumexp(curves, -1)
+    n_frames = curves.shape[-1]
+    filled = torch.nn.functional.pad(curves, (0, -n_frames % _BLOCK), value=IMPOSSIBLE)
+    blocks = filled.view(*curves.shape[:-1], -1, _BLOCK)
+    highest = blocks.amax(-1, keepdim=True)
+    # What is impossible counts as 0 in any case.
+    is_lost = (blocks < highest - _ROOM) & (blocks > IMPOSSIBLE / 2)
+    if bool(is_lost.any()):
+        return torch.logcumsumexp(curves, -1)
+    within = (blocks - highest).exp_().cumsum(-1).log_().add_(highest)
+    before = torch.logcumsumexp(within[..., -1], -1)[..., :-1]
+    before = torch.nn.functional.pad(before, (1, 0), value=IMPOSSIBLE)
+    return torch.logaddexp(within, before[..., None]).flatten(-2)[..., :n_frames]

@@ -26,6 +26,8 @@ _PRODUCT = 16
 """So many times the candidates may a vocabulary have for CTC to score all of it by a product."""
 _ENOUGH = 8
 """Utterances that are worth a batch of their own."""
+_GROUP, _MANY = 25, 200_000
+"""Of so many scores, the best are looked for in groups of so many tokens."""
 _NEVER = float("-inf")
 _HOPELESS = -1e20
 """Below are only hypotheses that CTC holds for impossible, such as more tokens than frames."""
@@ -250,7 +252,7 @@ class JointSearch:
         """Return the tokens that the networks like most, in the order of their ids."""
         if not self._networks or n >= self._n_tokens:
             return torch.arange(self._n_tokens, device=last.device).expand(*last.shape, -1)
-        best = self._liking().topk(n, -1).indices.sort(-1).values
+        best = best_tokens(self._liking(), n).sort(-1).values
         # CTC always scores the end. Where it is among the best, blank, which is impossible, fills
         # the place: nothing may come twice.
         has_end = (best == self._end).any(-1, keepdim=True)
@@ -326,6 +328,22 @@ class JointSearch:
         ended = self._ended[self._utterances[row]]
         n_best = self._settings.n_best
         return ended[n_best - 1].score if len(ended) >= n_best else _NEVER
+
+
+def best_tokens(scores: Tensor, n: int) -> Tensor:
+    """Return the `n` tokens with the highest of `[utterances, rows, n_tokens]` scores."""
+    n_groups = scores.shape[-1] // _GROUP
+    if scores.numel() < _MANY or n_groups < 2 * n:
+        return scores.topk(n, -1).indices
+    # The best are in the groups with the `n` best maxima, or behind the last group.
+    n_grouped = n_groups * _GROUP
+    grouped = scores[..., :n_grouped].view(*scores.shape[:-1], _GROUP, n_groups)
+    groups = grouped.amax(-2).topk(n, -1).indices
+    starts = torch.arange(0, n_grouped, n_groups, device=scores.device)
+    tokens = (groups[..., None] + starts).flatten(-2)
+    rest = torch.arange(n_grouped, scores.shape[-1], device=scores.device)
+    tokens = torch.cat([tokens, rest.expand(*tokens.shape[:-1], -1)], -1)
+    return tokens.gather(-1, scores.gather(-1, tokens).topk(n, -1).indices)
 
 
 class JointBeam:

@@ -20,6 +20,8 @@ from espnet3.systems.espnet2.imported_networks import (
 _PROPOSED = 1.5
 """Tokens that ESPnet2's networks propose to CTC, as a multiple of the beam."""
 _LESS = 0.1
+_FRAMES = 256
+"""Whose CTC outputs are made at once."""
 # Keys of options that our search has, or that say nothing about the search.
 _SAME = ("dtype", "device", "token_type", "bpemodel")
 
@@ -132,8 +134,16 @@ class JointModel:
 
     def ctc_log_probs(self, encoded: Tensor) -> Tensor:
         """Return the log-probabilities of CTC."""
-        log_probs: Tensor = self.model.ctc.log_softmax(encoded)
-        return log_probs.float()
+        if encoded.device.type != "cpu":
+            log_probs: Tensor = self.model.ctc.log_softmax(encoded)
+            return log_probs.float()
+        # Some frames after the other, as the outputs of all would drop out of the caches.
+        frames = encoded.flatten(0, 1)
+        found = encoded.new_empty(len(frames), self.n_tokens)
+        parts = zip(torch.split(frames, _FRAMES), torch.split(found, _FRAMES), strict=True)
+        for some, into in parts:
+            torch.log_softmax(self.model.ctc.ctc_lo(some), -1, out=into)
+        return found.view(*encoded.shape[:2], -1).float()
 
 
 def _check_ids(model: Any, n_tokens: int) -> None:

@@ -85,6 +85,18 @@ def test_the_length_of_the_batch_changes_nothing():
         torch.testing.assert_close(together.score(extended(together, prefix, 2))[:1], first)
 
 
+@pytest.mark.parametrize("sharpness", [1, 40])  # sharp ones do not fit into sums of blocks
+def test_many_long_utterances_give_what_single_ones_give(sharpness):
+    log_probs = (sharpness * log_probs_of(40, 300)).log_softmax(-1)
+    lengths = [300 - 7 * n for n in range(40)]
+    together = extended(scorer_of(log_probs, lengths), (1, 2, 2, 1), 40)
+    for n in (0, 1, 39):
+        scorer = scorer_of(log_probs[n : n + 1], lengths[n : n + 1])
+        alone = extended(scorer, (1, 2, 2, 1), 1)
+        own = together.anywhere[n : n + 1, :, : lengths[n] + 1]
+        torch.testing.assert_close(own, alone.anywhere, rtol=1e-12, atol=1e-9)
+
+
 def test_utterances_that_are_left_out_leave_the_others_as_they_are():
     scorer = scorer_of(log_probs_of(3, 6), [6, 5, 4])
     state = extended(scorer, (2, 1), 3)

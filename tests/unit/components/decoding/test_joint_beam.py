@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from espnet3.components.data.errors import DataError
-from espnet3.components.decoding.joint_beam import JointBeam
+from espnet3.components.decoding.joint_beam import JointBeam, best_tokens
 from espnet3.errors import ConfigError
 from tests.helpers.decoding_parts import make_lm, make_model, make_speech
 
@@ -333,3 +333,11 @@ def test_proposed_tokens_beside_the_end_are_all_that_is_scored():
         first.argmax(-1).tolist(), beam(model, encoded, lengths), strict=True
     ):
         assert all(one.tokens[:1] in ((), (favourite,)) for one in found)
+
+
+@pytest.mark.parametrize("n_tokens", [5000, 5013])  # the latter are no whole groups
+def test_the_best_tokens_of_many_are_found_by_groups(n_tokens):
+    scores = torch.randn(4, 12, n_tokens, generator=torch.Generator().manual_seed(0))
+    scores[0, 0, -3:] = 9.0
+    found = best_tokens(scores, 15).sort(-1).values
+    assert torch.equal(found, scores.topk(15, -1).indices.sort(-1).values)
