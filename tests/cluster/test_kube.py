@@ -155,7 +155,7 @@ def test_a_cluster_whose_phase_stays_pending_is_used(python, tmp_path):
         ("no-pods-right", 'cannot list resource "pods".*can-i list pods -n speech'),
         ("no-operator-running", "The operator is installed but does nothing"),
         ("no-pods", "made no pod for DaskCluster .*kubectl get events -n speech"),
-        ("vanishes", "is gone: somebody deleted it|It was deleted"),
+        ("vanishes", "is gone: a user deleted it|It was deleted"),
         ("no-image", 'cannot start. .*ImagePullBackOff: Back-off pulling image "no:1"'),
         ("no-room", "did not start within .*40 s.*Unschedulable: 0/4 nodes .*Insufficient nvidia"),
     ],

@@ -54,8 +54,11 @@ class Job:
 
     def done_files(self) -> dict[Path, int]:
         """Return the `done` files of committed shards, with the time of their writing."""
+        # By names: a walk through attempts fails where one ends meanwhile.
         found = [
-            path for path in self.out.rglob("split.*/done") if ".part-" not in path.parent.name
+            path
+            for path in [*self.out.glob("split.*/done"), *self.out.glob("splits.*/split.*/done")]
+            if ".part-" not in path.parent.name
         ]
         return {path: path.stat().st_mtime_ns for path in found}
 
