@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 from benchmarks.figures import Figure
 from espnet3.parallel.config import ParallelConfig
-from espnet3.parallel.open_pool import count_shards
+from espnet3.parallel.open_pool import shards_to_aim_at
 from espnet3.shards.plan import (
     OPERATIONS_PER_SECOND,
     OPERATIONS_PER_SHARD,
@@ -182,7 +182,7 @@ class Simulation:
 
 def simulate(n_workers: int, shard_seconds: float) -> Outcome:
     """Simulate a run that is cut as a plan for so many workers would cut it."""
-    n_shards = count_shards(ParallelConfig(n_workers=n_workers))
+    n_shards = shards_to_aim_at(ParallelConfig(n_workers=n_workers))
     return Simulation(Load(n_workers, n_shards, shard_seconds)).run()
 
 
