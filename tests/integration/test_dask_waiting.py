@@ -34,14 +34,19 @@ class Trace(BaseRunner):
 
 @pytest.fixture
 def submitted(monkeypatch):
-    """Return what was submitted: the place, how many shards were queued, and the shard."""
-    seen = []
-    submit = DaskPool.submit
+    """Return what was submitted: the place, the queued shards when it was offered, the shard."""
+    seen, queued = [], [0]
+    idle, submit = DaskPool.idle, DaskPool.submit
+
+    def offer(self):
+        queued[0] = self._n_left - len(self._running)  # several places may be offered at once
+        return idle(self)
 
     def spy(self, worker, task):
-        seen.append((worker, self._n_left - len(self._running), task.shard))
+        seen.append((worker, queued[0], task.shard))
         submit(self, worker, task)
 
+    monkeypatch.setattr(DaskPool, "idle", offer)
     monkeypatch.setattr(DaskPool, "submit", spy)
     return seen
 
